@@ -26,9 +26,10 @@ def main(
 ) -> None:
     """Find rows of a file that share words with evaluation problems.
 
-    A problem with fewer than --ngram-words words counts only if a row consists of the same words. Runs of words that
-    more than ten different rows share are stock phrases and don't count, unless a row has half of a problem's runs or
-    more.
+    A row shares words with a problem if both contain the same run of --ngram-words consecutive words. A shorter problem
+    counts only if a row consists of the same words. Runs that more than ten different rows share are stock phrases and
+    don't count, unless a row has at least half of a problem's runs.
+
     Exit codes: 0 none found, 1 some found or a file can't be read, 2 wrong usage.
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl

@@ -40,13 +40,13 @@ def command(
             "--from",
             exists=True,
             resolve_path=True,
-            help="File, or folder as downloaded, to read instead of the hub.",
+            help="File, or folder downloaded from the hub, to read instead of the hub.",
         ),
     ] = None,
     endpoint: Annotated[str, typer.Option("--mirror", envvar="HF_ENDPOINT", help="URL of a mirror of the hub.")] = HUB,
     only: Annotated[
         str | None,
-        typer.Option(help="Values of data_source, with commas between them, such as nq,hotpotqa.", show_default="all"),
+        typer.Option(help="Keep rows with these values of data_source, such as nq,hotpotqa.", show_default="all"),
     ] = None,
     against: Annotated[
         list[Path] | None,
@@ -54,7 +54,7 @@ def command(
             exists=True,
             dir_okay=False,
             resolve_path=True,
-            help="Prepared file whose questions to leave out; repeatable.",
+            help="Prepared file; leave out its questions. May be repeated.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of rows.", min=1)] = None,
@@ -130,7 +130,7 @@ def command(
 
 
 def count_rows_by_source(rows: Any) -> Counter[str]:  # noqa: ANN401 - a datasets.Dataset
-    """Return the number of rows of each `data_source`; empty without this column."""
+    """Return the number of rows of each `data_source`; empty if the column is missing."""
     return Counter(map(str, rows[_SOURCE_COLUMN])) if _SOURCE_COLUMN in rows.column_names else Counter()
 
 
@@ -173,7 +173,7 @@ def _answers(value: object) -> list[str]:
 
 
 def _key(question: str) -> str:
-    """Return a question as it is compared with others: NQ has the same question with and without "?"."""
+    """Normalize a question for comparison: NQ has the same questions with and without "?"."""
     return " ".join(question.lower().rstrip(" ?.").split())
 
 

@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Write rows of reasoning-gym's generators as JSONL for slime, with the metadata that their scorers need.
 
-    The questions of the held-out rows don't occur among the training rows. The rows of all tasks take turns.
+    The questions of the held-out rows don't occur among the training rows. The rows of the tasks alternate.
 
     Exit codes: 0 ok, 1 failed, 2 wrong usage.
 

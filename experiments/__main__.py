@@ -44,8 +44,8 @@ def compare(
 ) -> None:
     """Compare training runs: print a Markdown table with mean and spread over seeds, and with --plot draw curves.
 
-    Runs that differ only in their seed are one variant, labelled by the options in which the runs differ. Unfinished
-    runs are compared up to their last step.
+    Runs that differ only in their seed are one variant. Its label shows the options in which the compared runs differ.
+    An unfinished run is compared up to its last finished step.
     """
     _check_plot(plot)
     comparison = compare_runs([read_run(folder) for folder in runs])

@@ -70,14 +70,14 @@ class ChatTurn:
 
 
 class RecordedChat:
-    """A client for one episode: `OpenAIModel(client=recorded, stream=False)`.
+    """An OpenAI client that records the turns of one episode: `OpenAIModel(client=RecordedChat(...), stream=False)`.
 
     Args:
-        client: Sends the requests, and retries them.
+        client: Client that sends and retries the requests.
         prompt_ids: Function of messages and tools that returns the tokens of a prompt.
         limits: The episode's budgets.
         engine_context: The engine's context length in tokens; None if unknown.
-        seed: Seed of the first turn, from which later seeds are derived; None lets the engine choose.
+        seed: Seed of the first turn, from which the seeds of later turns are derived; None lets the engine choose.
 
     Attributes:
         turns: The answered turns so far.
@@ -129,7 +129,7 @@ class RecordedChat:
         return completion
 
     def _allowance(self, prompt_tokens: int) -> tuple[int | None, str]:
-        """Return the tokens that the next turn may sample, and the limit that would cut it."""
+        """Return how many tokens the next turn may sample (None: any number), and the limit that would cut the turn."""
         limits, candidates = self._limits, []
         if limits.max_response_tokens is not None and self.turns:
             candidates.append((limits.max_response_tokens - (prompt_tokens - len(self.prompt_ids)), "response"))
@@ -189,7 +189,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChatPolicy(OpenAIModel):
-    """Strands' OpenAI model, with the rest of the interface that an episode needs of a policy.
+    """Strands' OpenAI model, with the other methods and attributes that an episode uses of a policy's model.
 
     Args:
         chat: Client that sends and records the requests.
@@ -220,7 +220,7 @@ class ChatPolicy(OpenAIModel):
 
 
 class _ChatHistory:
-    """The interface of an episode's conversation, without tokens."""
+    """Stands in for the conversation of an `SGLangModel`, with the attributes that an episode uses; has no tokens."""
 
     covered: Final = 0
 
@@ -229,7 +229,7 @@ class _ChatHistory:
 
     @property
     def branch(self) -> _ChatHistory:
-        """Its only branch."""
+        """The only branch: this object."""
         return self
 
     @property
@@ -242,7 +242,7 @@ class _ChatHistory:
         return False
 
     def bind(self, agent: object, signal: object = None) -> None:
-        """Do nothing: every request is the agent's."""
+        """Do nothing: all requests come from the same agent."""
 
 
 def request_params(
@@ -259,7 +259,7 @@ def request_params(
 
 
 def chat_client(url: str) -> openai.AsyncOpenAI:
-    """Return a client on the running loop's connection to the engine; both close with the loop."""
+    """Return a client that uses the running event loop's HTTP connections to the engine, which close with the loop."""
     http = _CONNECTIONS.get(url, lambda: create_client(url))
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=_RETRIES)
 
@@ -268,7 +268,7 @@ async def engine_context(url: str) -> int | None:
     """Return the engine's context length in tokens; None if the engine does not report it, or does not answer."""
     try:
         return (await shared_client(url).server_info()).context_length
-    except EngineError as e:  # a dead engine is reported by the turn itself
+    except EngineError as e:  # the next turn's request reports a dead engine
         logger.debug("context length unknown error=%s", e)
         return None
 

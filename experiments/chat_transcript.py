@@ -1,7 +1,7 @@
 """Convert the turns of a chat endpoint to a token sequence and its mask: render the chat template once, then encode.
 
-A text pipeline can do no more, and this module behaves like such a pipeline: nothing is escaped, so text that spells a
-control token becomes one. It handles messages in OpenAI's form, templates and tokenizers, but no agents.
+A text pipeline can do no more than this. Like such a pipeline, this module escapes nothing: text that spells a control
+token becomes that token. It handles messages in OpenAI's form, templates and tokenizers, but no agents.
 """
 
 import json
@@ -17,7 +17,7 @@ from strands_rollout.template.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The training data of an episode that came as text.
+    """Training data made from the text of an episode.
 
     Attributes:
         tokens: All tokens up to the end of the last turn with tokens; a turn that was cut gets no end-of-turn token.
@@ -25,8 +25,9 @@ class Transcript:
         final_text: The last turn as text, without its end token.
         unmatched_sampled: Number of sampled tokens that are not trained; None if the endpoint does not report what was
             sampled.
-        unmatched_trained: Number of trained tokens that were not sampled; None under the same condition.
-        reread_turns: Number of turns whose prompt, as sent, renders to other tokens than `tokens` has before the turn.
+        unmatched_trained: Number of trained tokens that were not sampled; None in the same case.
+        reread_turns: Number of turns that were sampled after a prompt whose tokens differ from those before the turn in
+            `tokens`.
         foreign_prompts: Number of turns for which the engine counts more or fewer prompt tokens than our own rendering
             has, because it renders differently.
     """
@@ -61,7 +62,7 @@ class ChatRenderer:
         template_kwargs: Arguments of the template at each rendering.
 
     Attributes:
-        template: Facts about the template.
+        template: The chat template, with facts such as its end-of-turn token.
 
     Raises:
         TemplateError: The tokenizer or its template can't be used.
@@ -78,7 +79,7 @@ class ChatRenderer:
         return ids
 
     def transcript(self, turns: Sequence[ChatTurn]) -> Transcript:
-        """Return the whole conversation of at least one turn, with the positions of the assistant's turns."""
+        """Return the tokens of the whole conversation, which has at least one turn, and the positions of its turns."""
         messages, places = conversation_of(turns)
         text = self._rendered(messages, turns[0].tools, prompts=False)
         ids, starts = self._encoded(text)
@@ -105,9 +106,8 @@ class ChatRenderer:
     def _span(self, text: str, ids: Sequence[int], starts: Sequence[int], prompt: str) -> tuple[int, int]:
         """Return the positions of the turn after a prompt: from the prompt's end to the template's next end of turn.
 
-        A token that begins in the prompt belongs to the prompt. If the template renders the turn later with another
-        beginning than the generation prompt (such as an empty reasoning block), the turn begins at the first
-        difference.
+        A token that begins in the prompt belongs to the prompt. If the template later renders something else in place
+        of the generation prompt (such as an empty reasoning block), the turn begins at the first token that differs.
         """
         if text.startswith(prompt):
             first = next((at for at, start in enumerate(starts) if start >= len(prompt)), len(ids))
@@ -139,9 +139,10 @@ class ChatRenderer:
 
 
 def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[int]]:
-    """Return the first prompt's messages, then each answer and the messages after it; and the answers' indices.
+    """Return the messages of the whole conversation, and the index of each answer in them.
 
-    Answers are taken as the engine returned them, with their reasoning, which later requests lack.
+    The messages are those of the first prompt, then each answer and the messages that follow it. Answers are as the
+    engine returned them: with their reasoning, which later requests lack.
     """
     messages, places = list(turns[0].messages), []
     for turn, following in zip_longest(turns, turns[1:]):
@@ -154,7 +155,7 @@ def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[
 
 
 def _matches(turns: Sequence[ChatTurn], trained: Sequence[Sequence[str]]) -> int | None:
-    """Return how many sampled tokens are trained, matched in order within each turn; None if they are unknown."""
+    """Return how many sampled tokens are trained, matched in order within each turn; None if `sampled` is unknown."""
     matches = 0
     for turn, words in zip(turns, trained, strict=True):
         if turn.sampled is None:

@@ -82,7 +82,7 @@ class Spread:
     """A figure of runs that differ only in their seed.
 
     Attributes:
-        mean: The mean; None unless every run has the figure, because a mean over the other runs would be biased.
+        mean: The mean over all runs; None if any run lacks the figure, because a mean over the others would be biased.
         std: The sample standard deviation; None for fewer than two runs.
         by_seed: The figure of each run, None if missing.
     """
@@ -168,7 +168,7 @@ FIGURES: Final[Mapping[str, Callable[[RecordedRun], float | None]]] = {
     "ratio_max": _combine_steps("ratio_max", max),
     "minutes": _minutes,
 }
-"""Figures by name; None if a run lacks the data.
+"""Functions that compute a figure of a run, by the name of the figure; they return None if the run lacks the data.
 
 Accuracies are of held-out problems; the last measurement is the final accuracy. `step_at_goal` is the number of updates
 at the first measurement of at least `GOAL`. Means are over steps. `minutes` are wall-clock time without the start and
@@ -176,7 +176,7 @@ the last evaluation.
 """
 
 
-# options that don't affect a run's result, the seed, and options that have another name too
+# options that don't affect a run's result, the seed, and options that are also recorded under another name
 _IGNORED_OPTIONS: Final = frozenset(
     {"seed", "out", "json_only", "wandb", "threads", "save_every", "gap_limit", "update.temperature"}
 )
@@ -189,7 +189,7 @@ class Variant:
     Attributes:
         label: The options in which the compared runs differ, with this variant's values.
         runs: At least one run; each has another seed.
-        figures: Figures of `FIGURES`, by name.
+        figures: For each name in `FIGURES`, the spread of this figure over the runs.
     """
 
     label: str
@@ -203,7 +203,7 @@ class Comparison:
 
     Attributes:
         variants: In the order in which their first runs were given.
-        notes: Sentences about unfinished runs, values that are not finite, and differing code.
+        notes: Sentences about unfinished runs, values that are not finite, and runs made with different code.
     """
 
     variants: list[Variant]

@@ -26,7 +26,7 @@ _MARKS_PER_LINE: Final = 8
 class Curve:
     """A line with a band from the lowest to the highest run; NaN where a run's value is not finite.
 
-    It covers the steps, from 0, that every run measured.
+    It covers only the steps (numbered from 0) at which every run has a value.
     """
 
     steps: list[int]

@@ -48,7 +48,7 @@ class Experiment(TrainingMethod):
         ablation: The fault to inject.
 
     Raises:
-        ConfigError: The two don't go together, or a package is missing.
+        ConfigError: `rollout` and `ablation` can't be combined, or a package is missing.
     """
 
     def __init__(self, rollout: RolloutKind, ablation: Ablation) -> None:
@@ -130,22 +130,24 @@ def context_tokens(sample: Sample) -> list[int]:
 
 
 Place: TypeAlias = tuple[int, int]
-"""Position of a token: number of characters before it, then of bytes before it in a character that is not complete."""
+"""Position of a token: the number of characters before it, then the number of bytes before it in its character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenised:
-    """The tokens of a trainer that receives text.
+    """A sample as it reaches a trainer that receives only text and encodes it.
 
     Attributes:
         tokens: Prompt and response.
-        prompt_length: Number of tokens that begin before the response; from 1 to one less than all tokens.
+        prompt_length: Number of tokens that begin before the response, limited so that prompt and response each have a
+            token.
         loss_mask: For each token of the response, 1 if its first byte lies in text of trained tokens, else 0.
         aligned_log_probs: For each token of the response, the rollout's logprob if the same token was sampled at the
             same place of the text, else None. Only for measurements: a text endpoint has no logprobs to train with.
         sampled_tokens: Number of trained tokens of the original sample.
-        drifted_tokens: Number of these that are not among the new tokens at the same place of the text.
-        lost_context: Positions of the sample's other tokens that are not among the new tokens.
+        drifted_tokens: Number of trained tokens of the original sample for which the new tokens have no equal token at
+            the same place of the text.
+        lost_context: Positions of the original sample's other tokens for which that holds.
         first_difference: First position at which the token sequences differ; None if they are equal.
     """
 
@@ -233,10 +235,10 @@ def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
 
 
 def _endpoint_figures(samples: Iterable[Sample]) -> dict[str, float]:
-    """Return the changes that the text endpoint caused; empty without samples of a text endpoint.
+    """Return the changes that the text endpoint caused; empty if no sample with trained tokens comes from one.
 
-    `reread_turns` is the share of turns that were sampled after another prompt than the one before them in training,
-    `unsampled_tokens` the share of trained tokens that were not sampled.
+    `reread_turns` is the share of turns that were sampled after a prompt other than the tokens before them in training;
+    `unsampled_tokens` is the share of trained tokens that were not sampled.
     """
     found = [facts for sample in samples if (facts := recorded_facts(sample.metadata)).get("text_endpoint")]
     turns = sum(facts["turns"] for facts in found)

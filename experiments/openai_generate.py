@@ -76,8 +76,9 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 
     Args:
         args: slime's args, as `strands_rollout.generate` reads them.
-        sample: slime's `Sample`, or ours; filled.
-        sampling_params: slime's sampling parameters; parameters of the decoded text have no effect.
+        sample: slime's `Sample`, or this package's; filled in place.
+        sampling_params: slime's sampling parameters; those about decoding to text, such as `skip_special_tokens`, have
+            no effect.
         evaluation: Whether this is an evaluation rollout, which has its own context limit.
 
     Returns:
@@ -167,7 +168,7 @@ async def _run(
                 self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
                 tool_span=tool_span(sample),
                 control=rollout_control(args, sample, settings.should_abort),
-                # a caller's own model runs Strands' cycles, which work with any model
+                # Strands' own loop plays the episode: this package's faster loop needs an `SGLangModel`
                 conversation_manager=NullConversationManager(),
             ),
         )
@@ -256,5 +257,5 @@ def _losses(transcript: Transcript | None) -> dict[str, int | None]:
 
 
 def _versions(chat: RecordedChat) -> list[str]:
-    """Return the distinct weight versions in order."""
+    """Return the distinct weight versions, in the order of their first turns."""
     return list(dict.fromkeys(turn.weight_version for turn in chat.turns if turn.weight_version is not None))

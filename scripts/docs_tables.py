@@ -75,7 +75,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "code/nonzero_exits": ("total", "code calls that ended on their own with an error"),
     "code/killed": ("total", "code calls that a signal or a limit other than the timeout ended"),
     "gateway/requests": ("distribution", "requests of an episode's program that could be parsed"),
-    "gateway/repeats": ("distribution", "requests that the record answered without sampling"),
+    "gateway/repeats": ("distribution", "requests that repeat an earlier request and get its answer"),
     "gateway/forks": ("distribution", "requests that continue a conversation but extend none of its histories"),
     "gateway/refused": ("distribution", "requests that the gateway answered with an error"),
     "budget/response": ("distribution", "fraction of the response budget used, for samples with that limit"),
@@ -84,7 +84,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "budget/tool_calls": ("distribution", "fraction of `max_tool_calls` used, for samples with that limit"),
     "aborts": ("distribution", "times that a sample came back ABORTED"),
     "resumes": ("distribution", "times that an episode was resumed after an abort, or continued from its journal"),
-    "engine_aborts": ("distribution", "engine-aborted requests after which the turn was continued or repeated"),
+    "engine_aborts": ("distribution", "requests that the engine aborted and whose turn was continued or repeated"),
     "weight_versions": ("distribution", "different weight versions in a sample"),
     "weight_version_spread": (
         "distribution",
@@ -93,7 +93,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "stale_tokens": ("distribution", "tokens masked by `max_staleness`"),
     "too_old": (
         "share",
-        "in training, with `max_sample_staleness`: samples that are too old to be trained; above 0.1, the log warns",
+        "in training, with `max_sample_staleness`: samples that are too old to be trained; the log warns if the share "
+        "is above 0.1",
     ),
     "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "samples with this stop reason"),
@@ -132,7 +133,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
         "distribution",
         "each part of your own reward, and each number of an environment's score except `score` and `acc`",
     ),
-    "slowest/total_s": ("seconds", "episode and reward of the step's slowest sample"),
+    "slowest/total_s": ("seconds", "the total time of the step's slowest sample: episode and reward"),
     "slowest/generate_s": ("seconds", "the slowest sample's time at the engine"),
     "slowest/tool_s": ("seconds", "the slowest sample's time in tools"),
     "slowest/score_s": ("seconds", "the slowest sample's time in the reward"),
@@ -186,7 +187,7 @@ _ELSEWHERE: Final[Mapping[type, str]] = {
     RewardSettings: "[rewards](rewards.md#settings)",
     EpisodeWorkers: "[`0`](training.md#episode-workers)",
 }
-"""The text to show for a default of these types: a link to the type's own table."""
+"""What to show for defaults of these types instead of the value."""
 
 
 def settings_table(model: type[BaseModel]) -> str:
@@ -249,8 +250,8 @@ def commands_table() -> str:
 def launch_settings_table() -> str:
     """The settings that the scripts for slime declare.
 
-    A default that depends on the model is shown as without a model's row, which is also Qwen3-8B's default. A default
-    that depends on other settings or on the machine is left out.
+    If a default depends on the model, show the default of a model without a row, which is also that of Qwen3-8B. Show
+    no default that depends on other settings or on the machine.
 
     Raises:
         ValueError: A setting's meaning can't be read.
@@ -418,12 +419,12 @@ def families_table() -> str:
         played = facts.get("random_episodes", {"contexts": 0, "without": ["everything"]})
         notes = [
             *(["drops text in turns with calls"] if rules["text beside calls"].found != "yes" else []),
-            *(["ends turns with calls by another token"] if rules["end of a turn with calls"].found != "yes" else []),
+            *(["uses another end token after calls"] if rules["end of a turn with calls"].found != "yes" else []),
             *(f"refuses {name}" for name in played["without"]),
         ]
         tag = getattr(parser, "open_reasoning", "").replace("|", "\\|")
         reasoning = f"`{tag}`{', which the prompt opens' if facts['opens_reasoning'] else ''}" if tag else "a channel"
-        several = "yes" if rules["several calls"].found == "append-only" else "each result as after a single call"
+        several = "yes" if rules["several calls"].found == "append-only" else "each result rendered as after one call"
         exact = f"{played['contexts']} contexts" if rules["random episodes"].status == "ok" else "**no**"
         name = _MODELS.get(family, f"`{family}`")
         rows.append([name, f"`{facts['tool_parser']}`", exact, "; ".join(notes), reasoning, several])

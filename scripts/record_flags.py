@@ -55,7 +55,7 @@ def sorted_flags(answer: Json) -> list[Json]:
 def main(
     slime: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkout of THUDM/slime.")],
     megatron: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Checkout of NVIDIA/Megatron-LM, of slime's commit.")
+        Path, typer.Option(exists=True, file_okay=False, help="Checkout of NVIDIA/Megatron-LM, at slime's commit.")
     ],
     sglang_python: Annotated[
         str, typer.Option(help="Python that can import sglang, sglang_router and what Megatron-LM imports.")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains Qwen3-8B on 8 GPUs, which generate and train in turns. train.sh explains it, and trains other models.
+# Trains Qwen3-8B on 8 GPUs, which generate and train in turns. See train.sh, which also trains other models.
 set -euo pipefail
 
 export MODEL=qwen3-8B

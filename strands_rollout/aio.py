@@ -79,7 +79,7 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 
 
 def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Return a task of this coroutine; from Python 3.12 on, the coroutine has already run up to its first wait."""
+    """Start a coroutine as a task; from Python 3.12 on, it has run up to its first wait when this function returns."""
     if sys.version_info >= (3, 12):
         return asyncio.eager_task_factory(asyncio.get_running_loop(), work)
     return asyncio.create_task(work)
@@ -88,7 +88,7 @@ def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 async def admit_to_loop() -> None:
     """Wait for event-loop admission: at most one caller continues in each pass of the loop, in the order of calls.
 
-    A caller continues immediately if nobody waits, and nobody has just been admitted.
+    A caller continues immediately if nobody waits and nobody has been admitted in the current pass.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)

@@ -24,7 +24,7 @@ ABORT_POLL_S: Final = 0.05
 ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with the tokens that it has sampled
 
 EngineGrace: TypeAlias = Callable[[float], float]
-"""Takes the time at which a request was sent (`time.monotonic`); returns the seconds for its answer after an abort."""
+"""Maps the time at which a request was sent (`time.monotonic`) to the seconds to wait for its answer after an abort."""
 
 
 def never() -> bool:
@@ -281,10 +281,10 @@ class RunningCall:
     Attributes:
         id: The call's tool-use id.
         outer_id: If a tool's sub-agent made this call, the tool-use id of the outermost call; otherwise `id`.
-        sandbox: Facts of the sandbox for the call's record, if the code tool runs.
+        sandbox: Facts for the call's record if this is a call of the code tool, such as the code's exit code.
         faults: Failures of the code executor during the call, including those that a sub-agent read as tool results.
         began_at: Time at which the call began, by `time.monotonic`.
-        timed_out: True if its time limit ended the call.
+        timed_out: True if the call's time limit ended it.
     """
 
     id: str

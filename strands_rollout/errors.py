@@ -47,7 +47,7 @@ class UnsendableTextError(TrajectoryError):
     SGLang fails on such a prompt or never answers it; slime's trainer fails on such a turn.
 
     Attributes:
-        is_sampled: True if the policy sampled the token in the failing turn; then the prompt is not the cause.
+        is_sampled: True if the policy sampled the placeholder in the failing turn; then the prompt is not the cause.
     """
 
     def __init__(self, message: str, *, is_sampled: bool = False) -> None:
@@ -82,8 +82,8 @@ class EngineError(RolloutError):
 class EngineUnavailableError(EngineError):
     """The server can't be reached or keeps failing.
 
-    It refuses connections, has no worker, keeps answering 429 or any 5xx, exceeds the read timeout, or aborts a turn
-    again and again, or because of an error that is not the request's.
+    It refuses connections, has no worker, keeps answering 429 or any 5xx, exceeds the read timeout, aborts a turn again
+    and again, or aborts it because of an error that the request did not cause.
     """
 
 
@@ -136,7 +136,7 @@ class NoModelError(UnplayableAgentError):
 
 
 class BlockingCallError(UnplayableAgentError):
-    """A call on the event loop of the episodes would block all of them, such as a call of an agent without `await`."""
+    """A call, such as that of an agent without `await`, would block the event loop and thereby all its episodes."""
 
 
 class TeamLimitError(RolloutError):

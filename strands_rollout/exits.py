@@ -18,8 +18,8 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
 
     SystemExit and KeyboardInterrupt that leave a task end the event loop and all its episodes: `sys.exit()` or argparse
     in an async tool would end a training run. A CancelledError is turned into an ordinary error too, unless the running
-    task was cancelled; so is a GeneratorExit, unless it is raised outside of the task that entered the block, as
-    when another task closes the coroutine around the block.
+    task was cancelled. A GeneratorExit is turned into one unless it is raised outside of the task that entered the
+    block, for example because another task closes the coroutine around the block.
 
     A child process that the code has forked exits at the end of the block. The child has only a copy of this thread,
     and would play the episode a second time, or hang.

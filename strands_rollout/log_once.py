@@ -1,4 +1,4 @@
-"""Log a message once per process, such as a warning about a setting, which hundreds of episodes would repeat.
+"""Log a message only once per process, such as a warning about a setting that hundreds of episodes would repeat.
 
 The driver and each episode worker log it separately, and again after a restart. A forked process doesn't repeat its
 parent's messages.
@@ -31,7 +31,7 @@ def log_once(
         level: Level of the message.
         message: Format string, as in `Logger.log`.
         args: Arguments of the format string.
-        key: Identifies a repetition; default: the arguments as text.
+        key: Calls with the same message and key are repetitions; default: the arguments as text.
         exc_info: Exception whose traceback is logged, too.
     """
     known = _LOGGED[message]

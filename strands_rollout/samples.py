@@ -32,8 +32,8 @@ class SlimeArgs(Protocol):
 class SampleLike(Protocol):
     """The fields of a sample that this package reads and writes; implemented by each release of slime, and by `Sample`.
 
-    Most fields that may be None before an episode, or have a type of slime, are typed Any. Fields that only some
-    releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
+    Most fields are typed Any if they may be None before an episode, or if slime defines their type. Fields that only
+    some releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
     status: Any
@@ -125,7 +125,7 @@ class Sample:
 
     @dataclass
     class PrefixCacheInfo:
-        """Tokens read from the engine's prefix cache, and all prompt tokens, summed as in `SpecInfo`."""
+        """Number of prompt tokens, and of those read from the engine's prefix cache, summed as in `SpecInfo`."""
 
         cached_tokens: int = 0
         total_prompt_tokens: int = 0
@@ -155,9 +155,9 @@ class Sample:
         """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name does.
 
         `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
-        None. With `update_terminal_info`, a `meta_info` of SGLang that has a finish reason adds to the counts and the
-        weight versions, and sets the status. The counts of speculative decoding need the argument
-        `sglang_speculative_algorithm` in `args`.
+        None. If `update_terminal_info` is set and `meta_info`, from SGLang, has a finish reason, the method adds the
+        request's counts and weight version, and sets the status. It adds the counts of speculative decoding only if
+        `args` has `sglang_speculative_algorithm`.
 
         Raises:
             ValueError: Trainable tokens lack logprobs or follow response tokens without logprobs, other tokens have
@@ -250,8 +250,8 @@ class EpisodeFacts:
     later. Read them with `facts_of`. A fact that is unknown or does not apply is None: failed samples, siblings,
     samples of another generate function, and old dumps have fewer facts.
 
-    Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. The first
-    turn has the number 0. The facts of a resumed episode include those from before its abort.
+    Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. Turns are
+    numbered from 0. The facts of a resumed episode also cover the time before its abort.
     """
 
     version: int | None = None
@@ -278,7 +278,7 @@ class EpisodeFacts:
     generate_s: float | None = None
     """Seconds of requests to the engine; for the main agent, of all its segments and side conversations."""
     turn_s: list[float] | None = None
-    """Seconds of requests to the engine, by turn of this sample."""
+    """Seconds of requests to the engine, for each turn of this sample."""
     requests: list[Any] | None = None
     """`[turn, start, seconds]` of each accepted answer of the engine; start in seconds since the episode began."""
     tool_parser: str | None = None
@@ -328,7 +328,7 @@ class EpisodeFacts:
     resumes: int | None = None
     """Number of times that the episode was resumed after an abort, or continued from its journal."""
     engine_aborts: int | None = None
-    """Number of requests that the engine aborted and after which the turn was continued or repeated."""
+    """Number of times that the engine aborted a request and the turn was then continued or repeated."""
     resume: Mapping[str, Any] | None = None
     """The state from which an aborted episode is resumed."""
     sampling_params: Mapping[str, Any] | None = None
@@ -336,10 +336,10 @@ class EpisodeFacts:
     environment_score: object | None = None
     """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
-    """Facts about the requests to the gateway of an agent program or of another trainer's session and, for an agent
-    command, about its process."""
+    """Facts about the requests that an agent program, or a session of another trainer, sent to the gateway; for an
+    agent command, also about its process."""
     environment: Mapping[str, Any] | None = None
-    """Facts of a library's environment that played: its termination reason, reward information and metrics."""
+    """If a library's environment played the episode: its termination reason, reward information and metrics."""
     question: str | None = None
     """The environment's question, if it replaced the row's."""
     evaluated: Mapping[str, Any] | None = None
@@ -352,13 +352,13 @@ class EpisodeFacts:
     episode_number: int | None = None
     """Number of the episode in its job; removed when the sample is graded."""
     reward_ahead: Mapping[str, Any] | None = None
-    """The reward that an episode worker computed; removed when slime requests it."""
+    """The reward that an episode worker computed; removed when slime requests the reward."""
     score_s: float | None = None
     """Seconds of the reward function in an episode worker."""
     queue_s: float | None = None
-    """Seconds waiting for an episode worker."""
+    """Seconds that the episode waited for an episode worker."""
     reward: Mapping[str, Any] | None = None
-    """The result of `reward_func`, if slime receives only its number."""
+    """The dict of `reward_func`, if slime receives only its `score`."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
@@ -371,9 +371,10 @@ class EpisodeFacts:
         return cls(**known)
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the known facts by name.
+        """Return the facts by name, without unknown facts.
 
-        None is known, too, as `error` of an episode without an error, and as `tool_parser` of a parser without a name.
+        None means unknown, with two exceptions: as `error` of an ended episode, that there was no error; as
+        `tool_parser`, that the parser has no name.
         """
         keeps_none = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
         return {
@@ -392,7 +393,7 @@ def _fact_types() -> dict[str, type]:
 
 
 def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance of `kind`
-    """Return the value if it fits `kind`, else None; an int fits float, and a whole float is converted for int."""
+    """Return the value if it is a `kind`, else None; an int also fits float, and a whole float becomes an int."""
     if kind is bool or kind not in (int, float):
         return value if isinstance(value, kind) else None
     number = finite_number(value)
@@ -425,7 +426,7 @@ def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -
 
 
 PART_PREFIX: Final = "parts/"
-"""Prefix of the keys of a reward's parts in its dict."""
+"""Prefix of the keys of the parts in a reward's dict."""
 REWARD_FAILED: Final = "error"
 """Value of `method` in the dict of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
@@ -433,13 +434,13 @@ NO_JUDGE: Final = "no_judge"
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
 """Values of `method` of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
-"""Values of `method` of rewards without a verdict on the answer, whose samples an evaluation does not count."""
+"""Values of `method` of rewards without a verdict on the answer; an evaluation leaves out their samples."""
 _MAX_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: larger numbers are infinite there
 _ROLLOUT_ID_FIELDS: Final = ("rollout_id", "group_id")  # group_id: the name in slime 0.3.0
 
 
 def rollout_id_field(sample: object) -> str | None:
-    """Return the name of the field that a fan-out's siblings share; None if samples lack it, as before slime 0.3.0."""
+    """Return the name of the field with the rollout id; None if the sample has no such field, as before slime 0.3.0."""
     return next((name for name in _ROLLOUT_ID_FIELDS if hasattr(sample, name)), None)
 
 
@@ -472,7 +473,7 @@ def usable_number(value: object) -> float | None:
 
 
 def fan_out_part(sample: object) -> int | None:
-    """Return the sample's number in its fan-out, 0 for the main agent's last segment; None without fan-out."""
+    """Return the sample's number in its fan-out, 0 for the main agent's last segment; None if there was no fan-out."""
     part = (facts_of(sample).fan_out or {}).get("part")
     return part if isinstance(part, int) else None
 
@@ -484,7 +485,7 @@ def reward_details(sample: object) -> Mapping[str, Any]:
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the finite numbers among the values of each part in several rewards, by the part's key `parts/NAME`."""
+    """Return the values of each part over all rewards, by the part's key `parts/NAME`; only finite numbers."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
         if key.startswith(PART_PREFIX) and (number := finite_number(value)) is not None:
@@ -542,7 +543,7 @@ class FinishedSample:
 
     @property
     def is_missing(self) -> bool:
-        """True if the episode failed or was aborted, or the reward has no verdict: reward metrics omit the sample."""
+        """True if the episode failed or was aborted, or the reward has no verdict; reward metrics omit such samples."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
@@ -564,7 +565,7 @@ class FinishedSample:
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest minus oldest weight version; None without versions, or if not all are integers of one numbering."""
+        """Newest minus oldest weight version; None if there are none, or not all are integers of one numbering."""
         versions, numberings = self.weight_versions, self.facts.version_numberings or ()
         if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None

@@ -84,7 +84,7 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _find_secrets_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each word of a command with its secret, named in the word or by the word before it; "" without a secret."""
+    """Yield each word of a command with its secret or "". The word itself, or the word before, names the secret."""
     is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""

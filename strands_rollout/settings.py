@@ -62,7 +62,7 @@ class _Settings(BaseModel):
 
 
 class McpServer(_Settings):
-    """An MCP server: a server's keys in an `mcpServers` file, as Strands reads them, plus `name` and `per_episode`.
+    """An MCP server. The keys are those of a server in Strands' `mcpServers` files, plus `name` and `per_episode`.
 
     `${VAR}` in a string is replaced from the environment.
     """
@@ -91,8 +91,8 @@ class McpServer(_Settings):
     startup_timeout: int = Field(default=30, ge=1)
     """Timeout of the server's start, in seconds."""
     per_episode: bool = False
-    """Give each episode its own connection, and with a command its own process; otherwise the episodes of a rollout
-    process share one connection."""
+    """Give each episode a connection of its own and, if `command` is set, a server process of its own; otherwise, the
+    episodes of a rollout process share one connection."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
@@ -129,15 +129,15 @@ class AgentCommand(_Settings):
     args: tuple[str, ...] = ()
     """Additional arguments."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables in addition to the endpoint's and to a few that the process inherits, such as PATH and the
-    locale; `${VAR}` is replaced from the environment."""
+    """Additional environment variables; `${VAR}` is replaced from the environment. The process also gets the variables
+    of the endpoint, and inherits a few others, such as PATH and the locale."""
     cwd: str | None = None
     """Working directory, relative to the configuration's folder. Default: the process's HOME, a temporary folder that
     has only the file `{task}`."""
     stdin: str = ""
     """Text for the process's standard input."""
     exit_codes: tuple[int, ...] = (0,)
-    """Exit codes of success; with any other exit code the episode fails, unless a limit has ended it."""
+    """Exit codes that mean success; after any other exit code, the episode fails, unless a limit has ended it."""
 
     @model_validator(mode="after")
     def _check_prompt_is_passed(self) -> Self:
@@ -147,7 +147,7 @@ class AgentCommand(_Settings):
 
 
 REWARD_KEY: Final = "score"
-"""Key of the number that is trained on in the reward of `reward_func`, for slime's `--reward-key`."""
+"""Value for slime's `--reward-key`: the key of the number to train on, in the dict that `reward_func` returns."""
 MAX_TOOL_SHAPING: Final = 0.4
 """Maximum that shaping adds to `wrong`: slime's strands example caps a failure at -0.6, with `wrong` at -1.0."""
 
@@ -161,7 +161,7 @@ class Judge(_Settings):
     model: str | None = None
     """Name of the model at the API."""
     api_key: str | None = None
-    """API key. In it and in `base_url`, `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`."""
+    """API key. In `api_key` and `base_url`, `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`."""
     params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
     """Additional fields of a request to the API."""
     strands_model: str | None = None
@@ -171,7 +171,7 @@ class Judge(_Settings):
         "Task:\n{question}\n\nAnswer:\n{response}\n\nReference:\n{label}"
     )
     """Prompt of the judge, in which `{question}`, `{response}` and `{label}` are replaced. The last `Score: N` in the
-    reply counts; without it, the reply must be a number."""
+    reply counts; if the reply has none, the whole reply must be a number."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a reply, in seconds."""
     retries: int = Field(default=3, ge=0)
@@ -189,14 +189,14 @@ class Judge(_Settings):
 class RewardPart(_Settings):
     """A part of the reward: a function, a judge or an evaluator.
 
-    Without these, the part is the environment's score or, if there is no such score, the default grading.
+    If none of the three is set, the part is the environment's score or, if there is no such score, the default grading.
     """
 
     _string_key = "function"
     function: str | None = None
     """Dotted path of a reward function, as for `reward.function`."""
     judge: Judge | None = None
-    """Model that rates the answer, or that the evaluator calls."""
+    """Model that rates the answer or, if `evaluator` is set, the model that the evaluator calls."""
     evaluator: str | None = None
     """Dotted path of an evaluator of strands-agents-evals: a class, an instance, or a function that returns one."""
     weight: FiniteFloat = 1.0
@@ -224,22 +224,23 @@ class RewardSettings(_Settings):
     """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
     sum. A part without these three is the environment's score or, if there is no such score, the default grading."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Wall-clock timeout of your reward, or of each part, in seconds. Waiting for `max_concurrency` of a judge does not
-    count."""
+    """Wall-clock timeout of your reward, or of each part, in seconds. The time that an answer waits in a judge's queue
+    (see the judge's `max_concurrency`) does not count."""
     style: Literal["default", "slime_strands_example"] = Field(
         default="default",
         description='"default" grades with `strands_rollout.grading`; "slime_strands_example" reproduces the score '
         "of slime's examples/strands_sglang exactly, including its bugs.",
     )
     correct: FiniteFloat = 1.0
-    """Score of a correct answer. If your reward gives no `acc`, its score counts as correct if it is at least this."""
+    """Score of a correct answer. If your reward returns no `acc`, an answer counts as correct if its score is at least
+    `correct`."""
     wrong: FiniteFloat = -1.0
-    """Score of a wrong answer, and of an answer whose reward fails; below `correct`."""
+    """Score of a wrong answer, and of an answer whose reward fails; must be less than `correct`."""
     tool_shaping: bool = False
     """Add (tool iterations - 2) * 0.05, at most 0.4, to the score of a wrong answer, as in slime's example. GRPO can
     then train on a group whose answers are all wrong."""
     symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    """CPU timeout of the comparison of an answer, in seconds; after it, the answer counts as wrong."""
+    """CPU timeout, in seconds, for comparing an answer with the label; after it, the answer counts as wrong."""
 
     @property
     def is_user_defined(self) -> bool:
@@ -280,10 +281,11 @@ class EpisodeWorkers(_Settings):
     """Processes on Ray that play episodes."""
 
     count: int | None = Field(default=0, ge=0)
-    """Number of workers; null starts `per_node` workers on each node, and needs `per_node`. A mapping without this key
-    means null."""
+    """Number of workers. With null, `per_node` workers are started on each node; `per_node` must then be set. A mapping
+    without `count` means null."""
     per_node: int | None = Field(default=None, ge=1)
-    """Maximum workers per node; with `count: null`, the number of workers per node. Default: as Ray spreads them."""
+    """Maximum workers per node; with `count: null`, the number of workers per node. Default: Ray spreads the
+    workers."""
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that a worker reserves on Ray, from the CPUs that the engines and the trainer leave free."""
     max_episodes: int | None = Field(default=None, ge=1)
@@ -344,7 +346,7 @@ NamedTool = Annotated[
     Annotated[str, Tag("path")] | Annotated[McpServer, Tag("server")],
     Discriminator(lambda given: "path" if isinstance(given, str) and "://" not in given else "server"),
 ]
-"""A tool's dotted path; or an MCP server, as its URL or an `McpServer`, whose tools are used."""
+"""The dotted path of a tool; or an MCP server whose tools are used, as a URL or an `McpServer`."""
 
 
 class RolloutSettings(_Settings):
@@ -365,7 +367,7 @@ class RolloutSettings(_Settings):
     Graph."""
     agent_program: str | None = None
     """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
-    Anthropic client. It returns the text of the answer, a score, or None."""
+    Anthropic client. The function returns the text of the answer, a score, or None."""
     environment_config: str | dict[str, Any] | None = None
     """With `agent_program`: path of a file, relative to the configuration's folder, which the program gets as
     `task.environment_config`; for `strands_rollout.environments.verifiers.play`, the TOML of a verifiers environment.
@@ -414,7 +416,7 @@ class RolloutSettings(_Settings):
     code_session: bool = False
     """Run all code calls of an episode in one interpreter, which keeps variables and files."""
     model_name: str | None = None
-    """Model of slime's `--sglang-config` that is the policy. Default: the first model."""
+    """Name of the policy among the models of slime's `--sglang-config`. Default: the first model."""
     resume_aborted: bool = True
     """Resume an aborted sample from its own tokens; false starts it from scratch. A sample whose episode can't be
     continued also starts from scratch, for example with `resources`, or after its history was rewritten."""
@@ -426,8 +428,8 @@ class RolloutSettings(_Settings):
     """Call a tool again if it was running when the process of its episode died. If false, the episode fails and is not
     trained on, since the tool may have acted. The code tool is always called again, except in a code session."""
     episode_workers: EpisodeWorkers = Field(default_factory=lambda: EpisodeWorkers(count=_workers_of_environment()))
-    """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. 0 plays them in the process
-    that calls `generate`. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
+    """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. With 0, the process that calls
+    `generate` plays the episodes. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
     """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
     turn from its own tokens, or "return" the sample: as ABORTED, or as FAILED if slime can't take an ABORTED sample."""
@@ -436,8 +438,8 @@ class RolloutSettings(_Settings):
     Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Number of consecutive failed groups of training samples at which the run ends with an error that names the last
-    failure. A group fails by a fault of the infrastructure, the setup or the reward, or by a bug. With null or 0, no
-    number of failed groups ends the run."""
+    failure. A group has failed if all of its samples failed by a fault of the infrastructure, the setup or the reward,
+    or by a bug. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""
@@ -445,8 +447,8 @@ class RolloutSettings(_Settings):
     """Maximum number of weight versions by which the last token of a trained sample may be older than the newest known
     version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
     --custom-reward-post-process-path strands_rollout.normalize_rewards. The rollout function
-    strands_rollout.generate_rollout_fully_async also starts no more groups than this allows. Default: the environment
-    variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
+    strands_rollout.generate_rollout_fully_async also starts no more groups than this limit allows. Default: the
+    environment variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
     abort_grace_s: float | None = Field(default=None, ge=0)
     """Maximum seconds for which an aborted episode waits for the tokens that the engine has already sampled. Default: 4
     if these tokens are kept, as in slime's partial rollouts, else 0.2."""
@@ -458,10 +460,11 @@ class RolloutSettings(_Settings):
     conversation, and each history that was rewritten later."""
     transient_context: Literal["segment", "keep"] = "segment"
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
-    after it, as for a rewritten history; "keep" leaves it in the context, so that the episode stays one sample."""
+    after that request, as for a rewritten history; "keep" leaves the text in the context, so that the episode stays one
+    sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
     """A function without arguments that returns True while the rollout is being aborted, or the function's dotted path.
-    Episodes heed it in addition to slime's own abort flag, which does not exist in a run without slime."""
+    Episodes end when the function returns True or slime sets its own abort flag, which a run without slime lacks."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make collections rarer."""
@@ -484,7 +487,7 @@ class RolloutSettings(_Settings):
 
     @property
     def has_code_tool(self) -> bool:
-        """True if one of `tools` has the code tool's name, and no library's environment plays."""
+        """True if one of `tools` has the code tool's name, unless environments of a library play the episodes."""
         if self.environment_plays:
             return False
         name = CODE_TOOL_PATH.rpartition(".")[2]
@@ -619,8 +622,8 @@ KEY: Final = "strands_rollout"
 def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """Return the settings under `strands_rollout:` in a file; its other keys are for slime.
 
-    Each change is `setting=value` and overrides the file; `reward.correct=2` sets a key of a mapping. Without a file
-    (None), the changes apply to the defaults.
+    Each change is `setting=value` and overrides the file; `reward.correct=2` sets a key of a mapping. If `path` is
+    None, the changes apply to the defaults.
 
     Raises:
         ConfigError: The file can't be read, is not a YAML mapping or lacks the key; a change is not `setting=value`; a
@@ -664,7 +667,7 @@ def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettin
 
 
 def _with_value(given: Mapping[str, Json], path: Sequence[str], value: Json) -> dict[str, Json]:
-    """Return the mapping with a value at a path of keys; values on the path that are not mappings are replaced."""
+    """Return a copy of the mapping with `value` at the path of keys; a mapping replaces any other value on the path."""
     key, *rest = path
     current = given.get(key)
     inner = current if isinstance(current, Mapping) else {}

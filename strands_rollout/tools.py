@@ -1,3 +1,3 @@
-"""The code tool, at the dotted path for configurations: `strands_rollout.tools.execute_python_code`."""
+"""The code tool under a short dotted path for configurations: `strands_rollout.tools.execute_python_code`."""
 
 from strands_rollout.code_tool.tool import execute_python_code as execute_python_code

@@ -32,9 +32,9 @@ _import_lock: Final = threading.RLock()
 def add_config_folder(path: str | Path | None) -> None:
     """Search files from now on in a configuration's folder, then in the working directory; add both to `sys.path`.
 
-    The folders of earlier configurations come after these two. Without a configuration (None), the working directory is
-    searched last, unless it is searched already. If `path` is a link, the folder of the link is searched before the
-    folder of its target. Folders that are in `sys.path` keep their place there; the others are added at its front.
+    The folders of earlier configurations come after these two. If `path` is None, only the working directory is added,
+    as the last folder, unless it is searched already. If `path` is a link, the folder of the link is searched before
+    the folder of its target. Folders that are in `sys.path` keep their place there; the others are added at its front.
     """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
@@ -46,7 +46,7 @@ def add_config_folder(path: str | Path | None) -> None:
 def find_file(path: str) -> Path:
     """Return the file or folder that a configuration names; `path` itself if it does not exist.
 
-    A relative path is looked up in the searched folders (see `add_config_folder`); the first that has it counts.
+    A relative path is looked up in the searched folders in their order (see `add_config_folder`).
     """
     return next((candidate for candidate in _candidates(path) if candidate.exists()), Path(path))
 
@@ -89,10 +89,10 @@ def source_file(path: str) -> Path | None:
 
 
 def suggest_name(name: str, owner: object) -> str:
-    """Return a hint for a missing attribute: the closest public name, else for a module its file and what it defines.
+    """Return a hint for a missing attribute of `owner`: the closest public name.
 
-    The file shows whether the module is the user's or another module of the same name. For an object that is no module,
-    the hint is "" if no name is close.
+    If no name is close, the hint for a module is its file and the names that it defines; the file shows whether the
+    module is the user's or another module of the same name. For any other object, the hint is then "".
     """
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]

@@ -73,7 +73,7 @@ def explain_fault(
 
 
 def expectation(fault: ErrorDetails) -> str:
-    """Return what was expected, such as "at least 1"; for an error that is not in `_EXPECTED`, its own message."""
+    """Return what was expected, such as "at least 1"; pydantic's message if `_EXPECTED` lacks the error's type."""
     known = _EXPECTED.get(fault["type"])
     if known is not None:
         return known.format(**fault.get("ctx", {}))

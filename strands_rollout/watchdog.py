@@ -28,9 +28,9 @@ _MAX_SHOWN_FRAMES: Final = 12
 def watch_running_loop() -> None:
     """Watch the running loop, and log each line that blocks it, once.
 
-    A loop counts as blocked if its timer is late while the same call of the same task is at one place in several
-    checks. A busy loop or machine doesn't count as blocked: then the checks see different calls, the watching thread
-    is late itself, or the call has waited for the processor instead of using it.
+    A loop counts as blocked if its timer is late and consecutive checks see the same call of the same task at the same
+    instruction. A busy loop or machine doesn't count as blocked: then the checks see different calls, the watching
+    thread is late itself, or the call has waited for the processor instead of using it.
     """
     loop = asyncio.get_running_loop()
     if loop not in _WATCHED:
@@ -66,11 +66,11 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: Task, frame and instruction that the last check of a late loop saw; None before the first check, if the
-            loop was not late, and if the check was late itself.
+        at: Task, frame and instruction that the last check saw; None before the first check, or if at the last check
+            the loop was not late or the check itself was late.
         since: Time of the first check that saw `at`.
-        cpu_s: Processor seconds of the loop's thread at that time.
-        is_computing: True if a check has seen the thread runnable since then.
+        cpu_s: Processor seconds of the loop's thread at the time `since`.
+        is_computing: True if a check has seen the thread runnable at or after the time `since`.
     """
 
     loop: weakref.ref[asyncio.AbstractEventLoop]

@@ -442,7 +442,7 @@ def test_episodes_page_explains_every_status() -> None:
 
 def test_episodes_page_has_the_order_of_limits() -> None:
     documented = re.sub(r"\s+", " ", inspect.getdoc(StopReason) or "")
-    order = re.search(r"Limits are checked in this order: .*? The first limit reached counts\.", documented)
+    order = re.search(r"Limits are checked in this order: .*? The first limit reached ends the episode\.", documented)
     assert order is not None
     assert order[0] in re.sub(r"\s+", " ", page("episodes"))
 

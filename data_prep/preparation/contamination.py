@@ -1,7 +1,7 @@
 """Find rows of a prepared file that share words with evaluation problems.
 
 A row is contaminated by an evaluation problem if both contain the same run of `ngram_words` words, or if both consist
-of the same words; a problem with fewer words can only match as a whole. Words are sequences of letters and digits, so
+of the same words; a shorter problem can only match as a whole. Words are sequences of letters and digits, so
 that LaTeX and plain notation compare alike; upper and lower case are equal. Runs that many different rows share are
 stock phrases ("where m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has
 at least half of a problem's runs: a problem that was copied many times is not a stock phrase.

@@ -76,7 +76,7 @@ class _Sentence:
     end: re.Pattern[str]
 
     def remove_from(self, text: str) -> str:
-        """Return the text without the instruction at its beginning or end; without an instruction there, the text."""
+        """Return the text without the instruction at its beginning or end; unchanged if it has none there."""
         if self.needle not in text.lower():
             return text
         beginning = self.beginning.match(text)

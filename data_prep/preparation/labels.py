@@ -31,7 +31,7 @@ _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NOTHING: Final = re.compile(r"(?:null|none|n/?a|nan|nil|undefined|unknown|\?+)\.?", re.IGNORECASE)
 _MARKER: Final = "####"
-_MARKED_SHARE: Final = 0.5  # if this share of rows or more has the marker, a label without it has no answer
+_MARKED_SHARE: Final = 0.5  # if at least this share of rows has the marker, labels without it are rejected
 _EXACT_FLOATS: Final = 2**53  # whole floats are exact below this number
 
 

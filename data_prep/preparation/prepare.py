@@ -126,7 +126,7 @@ def _survey_rows(source: Source, columns: Columns) -> tuple[Survey, list[dict[st
 
 
 def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
-    """Write each rejected row with its reason; without rejected rows, remove an earlier run's file."""
+    """Write each rejected row with its reason; if there are none, remove an earlier run's file."""
     if not choice.rejections:
         request.rejected_file.unlink(missing_ok=True)
         return

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterable[_T]:
-    """Return the rows, which show a bar on stderr while they are read; without a terminal, print a line instead."""
+    """Return the rows; show a bar on stderr while they are read, or print a line if stderr is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{stage} {'' if total is None else f'{total} '}rows", highlight=False, soft_wrap=True)
@@ -51,7 +51,7 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
     if facts["benchmark_rows"] not in (None, facts["rows"]):
         yield (
             f"the file holds {facts['rows']} of the {facts['benchmark_rows']} problems of {request.benchmark}; its "
-            "numbers can't be compared with published ones"
+            "results can't be compared with published ones"
         )
     yield from _label_warnings(facts, request)
     if facts["own_system_messages"]:
@@ -89,9 +89,9 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     """Yield warnings about the limits of a comparison with an evaluation file."""
     if facts["problems_stock"]:
         yield (
-            f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
-            "either the rows were made from these problems, or a row with less than half of a problem can't be "
-            "recognized"
+            f"{facts['problems_stock']} problems of {facts['file']} consist of stock phrases, which many rows share: "
+            "either the rows were made from these problems, or a row with less than half of such a problem is not "
+            "found"
         )
 
 

@@ -1,4 +1,4 @@
-"""The settings of a preparation, which the scripts' options set, and checks of these settings."""
+"""The settings of a preparation, which are the options of the scripts, and checks of the settings."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -12,15 +12,15 @@ from strands_rollout.errors import ConfigError
 
 HUB: Final = "https://huggingface.co"
 NGRAM_WORDS: Final = 13
-"""Number of consecutive words that two problems hardly share by chance, so that they probably have the same source."""
+"""Number of consecutive words that make an overlap: problems that share so many probably have the same source."""
 MAX_REJECTED_SHARE: Final = 0.01
-"""Maximum share of the different rows that may be unusable; of 30 problems, it allows none."""
+"""Maximum share of unusable rows among the different rows; in a data set of 30 problems, it allows none."""
 
 
 class Request(BaseModel):
     """The source, the output and the options of a preparation. A column that is None is detected by its name.
 
-    `benchmark` decides how the rows are converted and graded, and the rows are marked with its name.
+    If `benchmark` is set, rows are converted and graded as in this benchmark, and marked with its name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,7 +37,7 @@ class Request(BaseModel):
             "--from",
             exists=True,
             resolve_path=True,
-            help="Parquet, JSONL, JSON or CSV file, or a folder as downloaded; read instead of the hub.",
+            help="Parquet, JSONL, JSON or CSV file, or a folder downloaded from the hub, to read instead of the hub.",
         ),
     ] = None
     endpoint: Annotated[str, Option("--mirror", envvar="HF_ENDPOINT", help="URL of a mirror of the hub.")] = HUB

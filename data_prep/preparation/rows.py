@@ -58,7 +58,7 @@ class Columns:
     Attributes:
         prompt: The column of the prompt.
         label: The column of the label.
-        other_labels: Other columns whose name is known for answers; empty if the user named the label's column.
+        other_labels: Other columns with a known name for answers; empty if the user named the label's column.
     """
 
     prompt: str
@@ -67,7 +67,7 @@ class Columns:
 
 
 def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | None) -> Columns:
-    """Return the requested columns, or the columns of a data set that have a known name, in upper or lower case.
+    """Return the requested columns; find a column that is None by its known names, in upper or lower case.
 
     Raises:
         PreparationError: There is no such column; the message lists the existing columns.

@@ -43,8 +43,8 @@ def main(
     respelled: Annotated[
         float,
         typer.Option(
-            help="Make a variant of the shipped model that spells, with two tokens each, this share of the tokens that "
-            "can be split; needs --out, which gets its rows too unless --data is given.",
+            help="Make a variant of the shipped model, trained on turns in which this share of the tokens that can be "
+            "split is split into two tokens. Needs --out; without --data, the rows are written there, too.",
             min=0,
             max=1,
         ),

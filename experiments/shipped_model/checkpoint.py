@@ -15,7 +15,7 @@ from experiments.shipped_model.tokenizer import CONTEXT_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a model, with the names of config.json; `context_length` is in tokens."""
+    """The size of a model; the fields are named as in config.json, except `context_length`, which is in tokens."""
 
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -68,7 +68,7 @@ def new_model(config: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
 
 
 def save_model(model: Qwen3ForCausalLM, config: dict[str, Any], folder: Path) -> None:
-    """Write config.json, generation_config.json and the weights in fp16; tied weights once."""
+    """Write config.json, generation_config.json and the weights in fp16; tied weights are written once."""
     end_ids = [config["eos_token_id"], config["pad_token_id"]]
     generation = {"do_sample": True, "eos_token_id": end_ids, "pad_token_id": end_ids[1], "temperature": 1.0}
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ class EpisodeTokenizer:
     Args:
         tokenizer: The trained tokenizer, with its chat template.
         prompt: System prompt and tools of the agent.
-        respell: Function that spells a turn with other tokens; None leaves the tokens unchanged.
+        respell: Function that replaces tokens of a turn by other tokens with the same text; None replaces none.
     """
 
     def __init__(

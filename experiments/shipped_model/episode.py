@@ -11,7 +11,7 @@ class Turn:
 
     Attributes:
         text: Text after the generation prompt.
-        is_learned: True if the model is trained on the turn; a deliberate mistake is not.
+        is_learned: True if the model is trained on the turn; False for a deliberate mistake.
         tool_answer: Answer of the tool; None for the last turn.
     """
 
@@ -42,7 +42,10 @@ def call_text(name: str, arguments: Mapping[str, object]) -> str:
 
 
 def turn_text(reasoning: str, answer: str, *, enable_thinking: bool) -> str:
-    """Return a turn's text; without thinking, the template writes the empty reasoning block before it."""
+    """Return a turn's text.
+
+    If `enable_thinking` is false, this is only the answer: the template writes an empty reasoning block before it.
+    """
     return f"<think>\n{reasoning}\n</think>\n\n{answer}" if enable_thinking else answer
 
 

@@ -35,7 +35,7 @@ def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
     """Return a newly written episode for each problem; every tool answer comes from running the code.
 
     Raises:
-        ValueError: A program failed that should not, or a deliberate mistake did not fail.
+        ValueError: A program that should succeed failed, or a deliberate mistake did not fail.
     """
     first_values = run_programs([_program(problem.imports, problem.first or "0") for problem in problems])
     scripts = [_script(problem, value, rng) for problem, value in zip(problems, first_values, strict=True)]

@@ -29,7 +29,7 @@ class Problem:
         plan: A sentence of reasoning.
         expression: Python expression of the answer.
         first: Python expression of an intermediate value, or "".
-        rest: Format string of the answer's expression from `{first}`, or "".
+        rest: Format string of the answer's expression, with `{first}` for the intermediate value, or "".
         imports: Import statement that the expressions need, or "".
     """
 
@@ -70,7 +70,7 @@ def problem_stream(rng: Random) -> Iterator[Problem]:
 
 
 def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[Problem]:
-    """Draw a split, determined by the arguments; held-out problems depend only on the seed and their own count."""
+    """Draw a split from the seed. The held-out problems depend only on `seed` and `held_out_count`."""
     stream = problem_stream(Random(seed))
     counts = (held_out_count, validation_count, training_count)
     return Split(*(tuple(islice(stream, count)) for count in counts))

@@ -25,7 +25,7 @@ from experiments.shipped_model.training import training_steps
 
 VOCABULARY_SIZE: Final = 1200
 VALIDATION_SAMPLES: Final = 2
-# the first batch of episodes, and with it the tokenizer, does not depend on the number of problems beyond it
+# only the first batch trains the tokenizer, which therefore does not depend on the number of problems in later batches
 EPISODES_PER_BATCH: Final = 8000
 
 

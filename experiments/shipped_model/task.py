@@ -26,7 +26,7 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[P]):
-    """Problems without a key in common.
+    """Three sets of problems, in which no two problems have the same key.
 
     Attributes:
         held_out: Problems that evaluate the finished model.
@@ -52,10 +52,12 @@ class Plan:
         learning_rate: Peak learning rate of AdamW.
         problems: Number of problems to train on.
         guess_share: Share of the episodes that become guesses without a tool.
-        respelled_share: Probability that a token of a turn which two other tokens can spell is replaced by these.
+        respelled_share: Probability that a token of a turn is replaced by two tokens with the same text, if there are
+            such tokens.
         training_rows: Number of training problems that are written as rows.
-        held_out_rows: Number of problems besides `problems`, written as rows and used only for the final report.
-        validation_rows: Number of problems besides training and held-out problems; they decide when training stops.
+        held_out_rows: Number of held-out problems, in addition to `problems`. They are written as rows, and used only
+            for the final report.
+        validation_rows: Number of validation problems, in addition to all others. They decide when training stops.
         evaluate_from: First step after which validation runs.
         evaluate_every: Steps between validations.
     """
@@ -130,5 +132,5 @@ def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read a file of `write_rows`."""
+    """Read a file that `write_rows` wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -78,7 +78,7 @@ async def _answer(call: ToolCall | ParseFailure, tools: Mapping[str, AgentTool])
 
 
 def run_programs(codes: Sequence[str]) -> list[str]:
-    """Return the output of each program, equal to the tool's result; one process runs thousands within seconds.
+    """Return the output of each program, as the code tool would. One process runs all of them: thousands in seconds.
 
     Args:
         codes: Programs that print something, succeed, and do not affect each other.

@@ -27,7 +27,7 @@ SHIPPED_MODEL: Final = Path(strands_rollout.__file__).parent / "engine/checkpoin
 
 
 def prompts_sha256() -> str:
-    """Return the SHA-256 of system prompt and tool specification, which the shipped model's config stores, in hex."""
+    """Return the SHA-256, in hex, of system prompt and tool specification; the shipped model's config stores it."""
     parts = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -44,8 +44,8 @@ evaluation_arguments() {
   fi
 }
 
-# slime can sample each set with its own parameters, but neither extends prompts nor changes the agent: this package writes the sets
-# for it, with the protocol's instruction and agent in each row.
+# slime can sample each set with its own parameters, but can neither extend prompts nor change the agent. So this package writes
+# copies of the sets for slime, with the protocol's instruction and agent in each row.
 _protocol_arguments() {
   local name word words sets=() options=(--protocol "$EVAL_PROTOCOL" --config "$ROLLOUT_CONFIG" --model "$HF_CHECKPOINT")
   [[ -z "$EVAL_CONFIG" ]] || usage_error "got EVAL_PROTOCOL and EVAL_CONFIG; expected one of them: EVAL_CONFIG has its own sampling"

@@ -159,7 +159,7 @@ engine_arguments() {
   )
 }
 
-# The row's own arguments come after those that they override, because the last use of a flag counts.
+# The row's own arguments follow the arguments that they override, because the last use of a flag counts.
 model_row_arguments() {
   # shellcheck disable=SC2206 # the words of a row have no spaces and no patterns
   arguments+=(${model_further:-})

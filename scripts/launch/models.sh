@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sizes for slime's models, by the names of slime's files in scripts/models. Each row names the file of slime's tree with its numbers;
-# docs/training-models.md, "Numbers that are not slime's", has the exceptions.
+# Sizes for slime's models, by the names of slime's files in scripts/models. Each row names the file in slime's repository that its
+# numbers are from; docs/training-models.md, "Numbers that are not slime's", has the exceptions.
 
 # The values of a row become the defaults of the settings; `row` describes them.
 _model_keys="hub source nodes gpus gpu_gb tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"
@@ -8,7 +8,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 
 # row KEY=VALUE...: set model_KEY for each key, to the value or to its default.
 #   hub          id on the Hugging Face hub
-#   source       file of slime's tree with the numbers; "like NAME" for numbers of a larger model of the same family
+#   source       file in slime's repository that the numbers are from; "like NAME": the file of NAME, a larger model of the family
 #   nodes, gpus  nodes, and GPUs per node; gpu_gb: memory of a GPU in GB, if 80 are too few for the engines' weights
 #   tp, pp, cp, ep  parallel sizes: tensor, pipeline, context, expert; tp_async: tensor, if only half of the GPUs train
 #   first, last  layers of the first and of the last pipeline stage, if they differ from the others

@@ -138,7 +138,7 @@ _check_value() {
   usage_error "got $name='$value'; expected $expected"
 }
 
-# end_of_settings TEXT EXAMPLE: print the help and exit after --help; else refuse options that belong to no setting.
+# end_of_settings TEXT EXAMPLE: if --help was given, print the help and exit; else refuse options that belong to no setting.
 end_of_settings() {
   local option name known
   if [[ $_wants_help -eq 1 ]]; then

@@ -129,9 +129,9 @@ require_batches() {
     "episodes; expected a multiple of GLOBAL_BATCH_SIZE=$GLOBAL_BATCH_SIZE"
   if [[ $((GLOBAL_BATCH_SIZE % replicas)) -ne 0 ]]; then
     while [[ $((prompts * N_SAMPLES_PER_PROMPT % replicas)) -ne 0 ]]; do prompts=$((prompts + 1)); done
-    usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected a multiple of the $replicas replicas that train (GPUs that train:" \
-      "$((ACTOR_GPUS * ACTOR_NODES)), of a replica: TENSOR_PARALLEL x PIPELINE_PARALLEL x CONTEXT_PARALLEL =" \
-      "$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL)))," \
+    usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected a multiple of the $replicas replicas that train" \
+      "($((ACTOR_GPUS * ACTOR_NODES)) GPUs train; a replica has TENSOR_PARALLEL x PIPELINE_PARALLEL x CONTEXT_PARALLEL =" \
+      "$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL)) GPUs)," \
       "such as ROLLOUT_BATCH_SIZE=$prompts with GLOBAL_BATCH_SIZE=$((prompts * N_SAMPLES_PER_PROMPT))"
   fi
   [[ ${OVER_SAMPLING_BATCH_SIZE:-$ROLLOUT_BATCH_SIZE} -ge $ROLLOUT_BATCH_SIZE ]] || usage_error "OVER_SAMPLING_BATCH_SIZE is" \

@@ -25,7 +25,7 @@ is_watched_evaluation() {
   [[ -n "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]
 }
 
-# The samples go below WATCH, so that two watched runs don't mix theirs.
+# The samples are written below WATCH, so that the samples of two watched runs don't mix.
 watch_settings() {
   local name
   setting WATCH "" "SAVE_DIR of a run: evaluate each new checkpoint, until the script is stopped; needs GPUs that the run does not use" path

@@ -8,7 +8,7 @@ from real_engines.command_line import CommandLine
 from real_engines.server_process import Server, free_port
 
 MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
-# for smg, its only policy with affinity by key; sglang-router 0.3.2 offers none on its command line, only one by prefix
+# smg's only policy that routes by key; sglang-router 0.3.2 has none on its command line, but one that routes by prefix
 POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
 HEALTH_CHECK_FLAGS: Final = [
     "--health-check-interval-secs", "2",
@@ -20,7 +20,7 @@ HEALTH_CHECK_FLAGS: Final = [
 def server_of(parsed: argparse.Namespace) -> Server:
     """Return the router that the arguments describe."""
     place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
-    # each router also listens on a port for metrics, which must be given
+    # each router also needs a free port for its metrics
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     workers = ["--worker-urls", *parsed.worker] if parsed.worker else []
     policy = [] if "--policy" in parsed.flags else POLICIES[parsed.router]

@@ -28,7 +28,7 @@ _LOG_TAIL_BYTES: Final = 4000
 
 
 class ServerError(Exception):
-    """A server can't be started, or a process can't be stopped because it is no such server; the message says why."""
+    """A server can't be started, or a process is not stopped because it is not the server; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
     Args:
         server: The server to start.
         timeout_s: Seconds within which the server must be ready.
-        owner: Id of a process with which the server ends; None if the server runs until it is stopped.
+        owner: Id of a process: when it ends, the server is ended too. None: the server runs until it is stopped.
 
     Returns:
         The id of the server's first process, which is also the id of its process group.

@@ -35,12 +35,12 @@ await mkdir(folder, { recursive: true });
 await writeFile(join(folder, "LICENSES.txt"), licences);
 for (const { path, text } of built.outputFiles) await writeFile(path, path.endsWith(".js") ? script(text) : style(text));
 
-// with the licences, since pages are handed on; `<!--` has a meaning within a script element
+// add the licences, because pages are passed on to others; escape `<!--`, which has a meaning within a script element
 function script(text) {
   return `/*\n${licences}*/\n` + text.replaceAll("<!--", "\\x3C!--");
 }
 
-// without rules that load a font or an image: a page must load neither
+// remove rules that load a font or an image: a page must load neither
 function style(text) {
   return text.replace(/[^{}]*\{[^{}]*url\([^{}]*\}/g, "");
 }

@@ -1,6 +1,7 @@
-"""The user's code around an episode: the `Task` that it receives, resources, and the environment's methods.
+"""Run the user's code of an episode: open its resources, make its environment, and call the environment's methods.
 
-Errors of the user's code are reported with its file and line and the sample's index.
+The user's code receives a `Task`. If the code raises an exception, the error message names the file, the line and the
+sample's index.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ from strands_rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
-# maximum levels of nested lists and mappings: `copy.deepcopy` of a sample recurses several frames per level
+# maximum levels of nested lists and mappings in a score: for each level, `copy.deepcopy` of a sample recurses by
+# several frames
 _MAX_SCORE_DEPTH: Final = 20
 
 
@@ -38,19 +40,19 @@ class Task:
     """The row of the data set that an episode plays, with the tools and resources of the episode.
 
     Attributes:
-        messages: Strands messages that the agent starts with; the last is the user's.
+        messages: Strands messages that the agent starts with; the last is a user message.
         system_prompt: The row's system prompt, otherwise the configured system prompt; None if neither is set.
         label: The row's label.
         metadata: The row's metadata, without the keys that this package writes.
-        index: The sample's index; None for a sample without index.
+        index: The sample's index; None if the sample has no index.
         evaluation: True in an evaluation, False in training.
-        tools: The configured tools and, once the environment is made, its tools; as `strands.Agent(tools=...)` takes
-            them.
+        tools: The configured tools, in the form that `strands.Agent(tools=...)` accepts; once the environment is made,
+            also the environment's tools.
         resources: Open resources by their names in the setting `resources`.
-        environment: The episode's environment, made by the class or function in the setting `environment`; None without
-            the setting, and before the environment is made.
-        environment_config: Path of the file that the setting `environment_config` names; None without the setting, or
-            if the setting is a mapping.
+        environment: The episode's environment, made by the class or function in the setting `environment`; None if the
+            setting is missing, and before the environment is made.
+        environment_config: Path of the file that the setting `environment_config` names; None if the setting is
+            missing or is a mapping.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -72,9 +74,10 @@ class Task:
 
 @dataclass(slots=True)
 class _TaskScope:
-    """The task of a running episode, held by a context variable.
+    """The task of a running episode, as the value of a context variable.
 
-    Timers and idle connections keep copies of the variable after the episode, so the task is cleared when it ends.
+    After the episode, timers and idle connections still refer to this object through their copies of the context. So
+    that they don't keep the task, `task` is set to None when the episode ends.
     """
 
     task: Task | None
@@ -133,15 +136,15 @@ async def call_user_code(
     loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """Call the user's function and return its result, awaited if it is a coroutine.
+    """Call the user's function, and return its result; a returned coroutine is awaited first.
 
     Args:
-        call: The function. A coroutine function runs on the loop, any other in a thread, since it may block; the
-            loop runs a coroutine that such a function returns.
+        call: The function. A coroutine function runs on the loop. Any other function runs in a thread, since it may
+            block; if it returns a coroutine, the loop runs that coroutine.
         args: The arguments of the function.
         loop: Loop that runs coroutines; None for the running loop.
-        in_thread: Runs a sync function. By default, each call has a thread of its own: in the loop's pool, a function
-            that never returns would occupy a worker forever.
+        in_thread: Runs a sync function in a thread. By default, each call has a thread of its own, because a function
+            that never returns would occupy a worker of the loop's thread pool forever.
 
     Raises:
         ToolError: The function raised an exception that `except Exception` doesn't catch, such as SystemExit.
@@ -167,8 +170,8 @@ class Environment(Protocol):
     `resources` are open. An environment that is an async context manager is entered before `prepare`, and is exited
     when the episode ends.
 
-    Only the classes in `ENVIRONMENT_LIBRARIES` play episodes: `EnvironmentRun` calls their method `play`. They are
-    called with the `Task` and the settings `environment_factory` and `environment_config`.
+    Only environments of the classes in `ENVIRONMENT_LIBRARIES` play episodes: `EnvironmentRun` calls their method
+    `play`. These classes are called with the `Task` and the settings `environment_factory` and `environment_config`.
 
     Attributes:
         tools: Strands tools that act on the environment; the agent has them in addition to the configured tools.
@@ -177,7 +180,7 @@ class Environment(Protocol):
     tools: Any
 
     def prepare(self) -> str | Awaitable[str | None] | None:
-        """Set the initial state; returned text replaces the last user message of the row."""
+        """Set the initial state; if this returns text, the text replaces the row's last user message."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
         """Return the next user message, given the text of the policy's answer; None ends the episode."""
@@ -197,14 +200,15 @@ class EpisodeContext:
         task: The task, with its resources, its environment and the environment's tools.
         timeout_s: Maximum seconds of each call of the environment, and of opening each resource; None for no limit.
         control: The episode's control; an abort cancels running calls.
-        loop: Loop of the user's coroutines: connections that they open are bound to it. None for the running loop.
+        loop: Loop that runs all of the user's coroutines, since a connection can be used only on the loop that opened
+            it; None for the running loop.
         prompt: User message that the environment's `prepare` returned; None if the row's message is used.
 
     Raises:
         EnvironmentFaultError: From each method, if the environment or a resource fails or takes too long, or if the
             environment returns an unexpected value.
         EngineAbortedError: From each method, if the rollout is aborted.
-        RolloutError: From each method, if the user's code raises one that is no ToolError.
+        RolloutError: From each method, if the user's code raises a RolloutError other than a ToolError.
     """
 
     task: Task
@@ -215,7 +219,7 @@ class EpisodeContext:
 
     @property
     def can_answer(self) -> bool:
-        """True if the environment has a method `answer`, so that it may answer the policy."""
+        """True if the environment has a method `answer`."""
         return hasattr(self.task.environment, "answer")
 
     async def answer(self, reply: str) -> str | None:
@@ -245,7 +249,7 @@ class EpisodeContext:
             raise errors.EnvironmentFaultError(message) from e
 
     async def prepare(self) -> Self:
-        """Call the environment's `prepare`; return a context whose last user message is the returned text, if any."""
+        """Call the environment's `prepare`; if it returns text, return a context with the text as last user message."""
         if not hasattr(self.task.environment, "prepare"):
             return self
         text = await self._call_method("prepare")
@@ -262,7 +266,7 @@ class EpisodeContext:
         return await self.call_guarded(f"environment.{name}", getattr(self.task.environment, name), *args)
 
     async def call_guarded(self, what: str, call: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - the user's
-        """Call a user's function under the time limit; an abort cancels it. `what` names it in error messages."""
+        """Call a user's function; the time limit or an abort cancels the call. Error messages name the call `what`."""
         deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
         try:
             with task_scope(self.task):
@@ -279,14 +283,16 @@ class EpisodeContext:
     async def open_resource(
         self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]
     ) -> object:
-        """Enter a resource and return its value; `stack` exits the resource."""
+        """Enter a resource, register its exit on `stack`, and return what the resource's `__aenter__` returned."""
         opened = await self.call_guarded(f"the opening of {what}", resource.__aenter__)
         stack.push_async_callback(_close, what, resource, self)
         return opened
 
 
 def checked_score(given: object, what: str) -> dict[str, Any]:
-    """Return a score of the user's code as a mapping with `score`; `what` names the code in error messages.
+    """Check a score that the user's code returned, and return it as a mapping with `score`.
+
+    `what` names the user's code in error messages.
 
     Raises:
         EnvironmentFaultError: The score is neither a finite number nor a mapping of plain JSON with a finite `score`;
@@ -316,7 +322,7 @@ def _depth(value: object) -> int:
 
 
 def _short_repr(given: object) -> str:
-    """Return the repr of a user's value, of at most 6 levels and 200 characters, even if its `__repr__` raises."""
+    """Return the repr of a user's value, cut to 6 levels and 200 characters; works even if `__repr__` raises."""
     return f"{_SHORT_REPR.repr(given):.200}"
 
 
@@ -328,11 +334,11 @@ async def open_context(
 
     Raises:
         ToolError: The path of a resource or of the environment can't be loaded.
-        NoModelError: An agent that a tool of the environment calls has no model.
+        NoModelError: A tool of the environment calls an agent that has no model.
         EnvironmentFaultError: A resource or the environment fails while it is made, opened or prepared, takes too long,
             or is not of the expected kind.
         EngineAbortedError: The rollout was aborted during one of these steps.
-        RolloutError: The user's code raised one that is no ToolError, such as a ConfigError.
+        RolloutError: The user's code raised a RolloutError other than a ToolError, such as a ConfigError.
     """
     context = EpisodeContext(task, settings.environment_timeout_s, control, loop)
     async with AsyncExitStack() as stack:
@@ -388,7 +394,7 @@ def _environment_tools(environment: object) -> list[object]:
 
 
 async def _close(what: str, resource: AbstractAsyncContextManager[Any], context: EpisodeContext) -> None:
-    """Exit a resource in the task that entered it, as anyio's cancel scopes require; log a failure, never raise it."""
+    """Exit a resource in the task that entered it, as anyio's cancel scopes require; if this fails, only log it."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             with exits_as_errors(function_name(resource.__aexit__)):

@@ -59,7 +59,7 @@ _CANCEL_TIMEOUT_S: Final = 1.0
 
 
 class EnvironmentRun(EpisodeRun):
-    """An episode that the environment of an open context plays with an agent of its own.
+    """An episode that the environment in `context` plays with its own agent.
 
     Args:
         model: The episode's model.
@@ -86,7 +86,7 @@ class EnvironmentRun(EpisodeRun):
         may_replay: bool = False,
     ) -> None:
         start = EpisodeProgress((), 0)
-        if progress is not None:  # the environment repeats the attempt's calls, which are counted again
+        if progress is not None:  # the environment repeats the attempt's calls, so their counts start from 0
             model.replay(progress.messages)
             start = EpisodeProgress(progress.messages, 0, duration_s=progress.duration_s)
         super().__init__(model, context.control, limits, start)
@@ -141,9 +141,9 @@ class EnvironmentRun(EpisodeRun):
         """Wait until the agent begins or ends its turns, or the environment has ended.
 
         Raises:
-            EnvironmentFaultError: The environment takes too long before or after the agent's turns, so the policy is
-                not at fault. In older versions of Strands, also if the agent's turns reach the episode's timeout:
-                there, only the environment as a whole can be ended, so that it gives no score.
+            EnvironmentFaultError: The environment takes too long before or after the agent's turns, which is not the
+                policy's fault. In older versions of Strands, also if the agent's turns reach the episode's timeout:
+                these versions can't end the turns without ending the whole environment, so there is no score.
         """
         limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()
@@ -166,7 +166,7 @@ class EnvironmentRun(EpisodeRun):
         """Return the time limit of the phase that runs now, in seconds; None for no limit.
 
         `environment_timeout_s` limits the environment's work before and after the agent's turns. `episode_timeout_s`
-        limits the agent's turns, in `_AgentHook`, and the time before them.
+        limits the time before the agent's turns and, in `_AgentHook`, the turns themselves.
         """
         if self.agent_hook.is_playing:  # `_AgentHook` can't cut the turns in older versions of Strands
             return None if HAS_MIDDLEWARE else self.control.left_s(self.limits.episode_timeout_s)
@@ -177,11 +177,11 @@ class EnvironmentRun(EpisodeRun):
         return self.control.deadline(model=self.model)  # notices only aborts; see `_phase_limit_s`
 
     def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
-        # an environment that is aborted may still return, with an answer of its agent or without
+        # after an abort, the environment's `play` may still return a result
         return ending_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
 
     def _root_cause(self) -> Ending | None:
-        """Return the abort or the fault that ended the agent's turns; a limit that ended them is no root cause."""
+        """Return the ending if an abort or a fault ended the agent's turns; otherwise, for example at a limit, None."""
         reason, error = self._end_of_turns()
         is_fault = reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None)
         return (reason, error) if is_fault else None
@@ -194,8 +194,8 @@ class EnvironmentRun(EpisodeRun):
     def _end_of_turns(self) -> Ending:
         """Return the stop reason and error of the agent's turns.
 
-        The error is None after an answer, at a limit of tool calls or iterations or of the environment's own, and if
-        only the environment failed.
+        The error is None if the turns ended with an answer, at a limit of tool calls or iterations, or at a limit of
+        the environment, and if only the environment failed.
         """
         played, agent_hook = self.played, self.agent_hook
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
@@ -237,13 +237,13 @@ class EnvironmentRun(EpisodeRun):
 
 
 class _AgentHook(HookProvider):
-    """Hook that makes the environment's agent part of the episode, and notes the last failure of its model calls.
+    """Hook that makes the environment's agent part of the episode, and stores the error of its last model call.
 
     Attributes:
-        agent: The first agent on the episode's model; None before it is invoked.
+        agent: The first agent on the episode's model that was invoked; None before the invocation.
         error: The exception of the last model call, or of a hook before it; None if the call succeeded, or before the
             first call.
-        is_playing: True during the agent's invocation, when the policy uses the time.
+        is_playing: True during the agent's invocation, whose time `episode_timeout_s` limits.
         changed: Set when `is_playing` changes.
         is_out_of_time: True if the agent's turns were cut at `episode_timeout_s`.
         engine_fault: The engine's fault when the turns were cut; None if they were not cut, or the engine was not
@@ -261,7 +261,7 @@ class _AgentHook(HookProvider):
 
     @property
     def phase(self) -> str:
-        """Whether the environment works before or after its agent's turns, as a phrase for messages."""
+        """Phrase for messages: whether the environment works before or after its agent's turns."""
         return "before its agent was asked" if self.agent is None else "after its agent's answer"
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
@@ -286,7 +286,7 @@ class _AgentHook(HookProvider):
             self.changed.set()
 
     def _join(self, agent: Agent) -> None:
-        """Give the agent the episode's time limits and tool counts, and bind it to the main conversation."""
+        """Apply the episode's time limits to the agent, count its tool calls, and bind it to the main conversation."""
         run = self._run
         if HAS_MIDDLEWARE:
             agent.add_middleware(vars(loop)["AgentStreamStage"], self._cut_at_timeout)

@@ -1,8 +1,7 @@
 """Episodes that a Strands agent plays in this process: `run_episode` builds the agent and runs it within its limits.
 
-Strands logs each exception of its loop as an error; aborted generations alone may be hundreds in a rollout step.
-A log filter drops the lines about the errors of `strands_rollout.errors`, since each sample reports the failure of its
-episode once.
+Strands logs each exception in its loop as an error: aborts alone may cause hundreds of lines in a rollout step. A log
+filter drops the lines about errors of `strands_rollout.errors`, since each sample reports why its episode failed.
 """
 
 import logging
@@ -67,19 +66,20 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately or, while a request is in flight, after a
-            grace period, in which the engine can answer with the tokens that it has sampled.
-        self_timed_tools: Names of tools to which `tool_timeout_s` is not applied from outside: they time their calls
-            themselves, without the time that a call waits in a queue.
+        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the episode
+            ends after a grace period, in which the engine can still return the tokens that it has sampled.
+        self_timed_tools: Names of tools that apply `tool_timeout_s` themselves, so that the time that a call waits in a
+            queue is not counted.
         hooks: The user's Strands hooks; they are registered before the hooks of the limits.
         tool_span: Returns a context manager to enter around each tool call; None for no context manager.
-        conversation_manager: Strands conversation manager, which may drop or summarize messages; the model needs
-            `on_rewritten_history="segment"` then. None keeps all messages.
-        progress: State to continue from; the messages given to `run_episode` are ignored then. None for a new episode.
-        team: Agents of a user's factory. With a team, `tools` and `conversation_manager` are not used, and
-            `system_prompt` is used only for a single agent without a system prompt. None for this package's agent.
+        conversation_manager: Strands conversation manager. If it drops or summarizes messages, the model needs
+            `on_rewritten_history="segment"`. None keeps all messages.
+        progress: State to continue from; `run_episode` then ignores its argument `messages`. None for a new episode.
+        team: Agents of a user's factory; None for this package's agent. If there is a team, `tools` and
+            `conversation_manager` are not used, and `system_prompt` is used only if the team is a single agent without
+            a system prompt.
         next_message: Returns the next user message, given an answer of the policy, or None to end the episode. If
-            `next_message` is None, the first answer ends it.
+            `next_message` itself is None, the first answer ends the episode.
         journal: Stores each step from which another process could continue the episode; None for no journal.
     """
 
@@ -102,7 +102,7 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
 
     Args:
         model: A model whose trajectory is empty, or was resumed with the same `setup.progress`.
-        messages: Strands messages; the last is a user's. Ignored with `setup.progress`.
+        messages: Strands messages; the last is a user's. Ignored if `setup.progress` is set.
         setup: The agent and its limits.
 
     Raises:
@@ -119,7 +119,7 @@ class AgentRun(EpisodeRun):
     def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
         super().__init__(model, setup.control, setup.limits, setup.progress or EpisodeProgress(messages[:-1], 0))
         self.setup = setup
-        # None: `start.messages` ends with what the policy has to answer, or with calls to run
+        # None after a resume: `start.messages` then ends with what the policy has to answer, or with calls to run
         self.next_prompt: Any = None if setup.progress else list(messages[-1]["content"])
         self.limiter = make_limiter(setup.limits, self.start)
         # the user's hooks, conversation managers and agents may listen to any event and add middleware
@@ -235,7 +235,7 @@ class AgentRun(EpisodeRun):
         record.promote(conversations[main])
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to an infrastructure fault in a tool call, which is never the policy's; else None."""
+        """Return the ending if infrastructure failed in a tool call, which is never the policy's fault; else None."""
         fault = self.stats.infrastructure_error
         return None if fault is None else (reason_of_error(fault), fault)
 
@@ -252,7 +252,7 @@ class AgentRun(EpisodeRun):
     def _ending_by_error(self, error: Exception) -> Ending:
         error = original_error(error)
         if isinstance(error, MaxTokensReachedException):
-            error = MaxTokensReachedException(TURN_CUT_MESSAGE)  # Strands' message advises to call the agent again
+            error = MaxTokensReachedException(TURN_CUT_MESSAGE)  # Strands' message advises calling the agent again
         if not isinstance(error, RolloutError):  # Strands also wraps the exceptions of tool providers
             error = sandbox_fault(error) or error
         return self._ending_of(error)
@@ -264,7 +264,7 @@ class AgentRun(EpisodeRun):
         return self.progress_in_tools() if is_in_tools else super().progress()
 
     def progress_in_tools(self) -> EpisodeProgress:
-        """Return the state before or between the calls of the last turn; the turn counts once its calls have ended."""
+        """Return the state before or between the calls of the last turn; the counts don't include this turn yet."""
         iterations, calls = self.limiter.before_turn
         progress = super().progress()
         return replace(progress, finished=self.stats.finished, tool_iterations=iterations, tool_calls=calls)
@@ -277,7 +277,7 @@ class AgentRun(EpisodeRun):
 
 
 class _HookGroup(HookProvider):
-    """Several hooks as one.
+    """Several hooks combined into one, to save CPU time.
 
     `Agent` checks each hook with `isinstance` against a protocol, which takes about 0.3% of an episode's CPU per hook.
     """
@@ -292,7 +292,7 @@ class _HookGroup(HookProvider):
 
 
 class _JournalHook(HookProvider):
-    """Hook that writes to the journal: each turn of the main agent before its tools run, and each call that ended."""
+    """Hook that writes each turn of the main agent to the journal before the turn's tools run, and each ended call."""
 
     def __init__(self, run: AgentRun, journal: Journal) -> None:
         self._run = weakref.ref(run)  # the run refers to this hook
@@ -313,7 +313,7 @@ class _JournalHook(HookProvider):
 
     def _progress(self) -> EpisodeProgress | None:
         run = self._run()
-        if run is None:  # the agent is used again after its episode
+        if run is None:  # the episode has ended, and the user's code calls the agent again
             return None
         if len(run.model.conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
@@ -328,10 +328,10 @@ _OWN_ERRORS: Final = frozenset(
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops Strands' records of failed event-loop cycles whose exception class is in `strands_rollout.errors`."""
+    """Drops Strands' log records of agent-loop cycles that failed with an error of `strands_rollout.errors`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False for a record to drop."""
+        """Return False to drop the record."""
         # Strands passes the error's class name as the first argument
         name = record.args[0] if isinstance(record.args, tuple) and record.args else None
         return not (record.levelno == logging.ERROR and name in _OWN_ERRORS)
@@ -341,5 +341,5 @@ _FILTER: Final = _ReportedFailureFilter()
 
 
 def hide_reported_failures() -> None:
-    """Drop Strands' error lines about failures that a sample reports; calling this again has no effect."""
+    """Drop Strands' log lines about failures that samples report anyway; further calls have no effect."""
     logging.getLogger(_EVENT_LOOP_LOGGER).addFilter(_FILTER)

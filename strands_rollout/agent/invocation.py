@@ -1,7 +1,7 @@
 """One invocation of an agent: call the model, run the tools, append their results, until the policy answers.
 
-This module and `observed_invocation` need private names of Strands. `loop` does without the two modules if the
-installed Strands lacks one of these names.
+This module and `observed_invocation` need private names of Strands. If the installed Strands lacks one of these names,
+`loop` uses neither of the two modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strands_rollout.record.record import Answer
 from strands_rollout.template.messages import error_message, error_result
 
 End = tuple[str, Message, list[Interrupt] | None]
-"""Strands' stop reason, the agent's last message, and the interrupts of tools and hooks, or None without interrupts."""
+"""Strands' stop reason, the agent's last message, and the interrupts that tools and hooks raised (None if none)."""
 
 NO_USAGE: Final = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 _CANCELLED_TEXT: Final = "Cancelled by user"
@@ -48,10 +48,10 @@ class DirectInvocation:
     Args:
         agent: An agent on an `SGLangModel`, with simple tools only (`BoundedTool.is_simple`).
         state: The invocation's state, which hooks and tools share.
-        listeners: All hooks of the agent except the loop. They can rely only on the events before a model call, before
-            and after a turn's tools, before a tool call, and after a call of an unknown tool. They may raise
-            exceptions, cancel tool calls, and end the turn after its tools; other changes of an event may have no
-            effect.
+        listeners: All hooks of the agent except the loop. They are sure to get only the events before a model call,
+            before and after a turn's tools, before a tool call, and after a call of an unknown tool. They may raise
+            exceptions, cancel tool calls, and set `end_turn` after a turn's tools; other changes to an event may have
+            no effect.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider]) -> None:
@@ -71,7 +71,7 @@ class DirectInvocation:
         """Call the model and run the tools that it asks for, until the invocation ends.
 
         Returns:
-            The invocation's end; None if Strands' cycle must do the next step, which `DirectLoop` then runs.
+            The invocation's end; None if `DirectLoop` must run Strands' own cycle for the next step.
 
         Raises:
             MaxTokensReachedException: A turn was cut at its limit of tokens.
@@ -83,11 +83,11 @@ class DirectInvocation:
             state.setdefault("request_state", {})
             message = agent.messages[-1]
             try:
-                # false only after a resume, if the history ends with calls, which are run first
+                # after a resume, the history may end with calls: they are run before the model is called
                 if not tool_uses(message):
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
-                    # with `_only_grew`, only this loop has changed the messages since the last answer, so the record
-                    # need not compare them: the comparison would take about 3% of the CPU at 20 turns and 7% at 80
+                    # if `_only_grew`, only this loop has changed the messages since the last answer, so the record need
+                    # not compare them: the comparison would take about 3% of the CPU at 20 turns and 7% at 80
                     answer = await self._sample(self._specs, only_grew=self._only_grew)
                     self._only_grew = True
                     message = cast("Message", answer.message)
@@ -168,10 +168,10 @@ class DirectInvocation:
     async def _run_any_calls(
         self, message: Message, results: list[ToolResult], cycle_trace: Trace | None
     ) -> list[Interrupt]:
-        """Run several calls, or calls of unknown tools or with invalid names, as `_run_calls` does.
+        """Run any calls of a turn, including several calls, calls of unknown tools and calls with invalid names.
 
-        The names are validated first. Strands' executor then runs the calls, unless a single valid call is left that
-        `_run_call` can run.
+        Like `_run_calls`, add the results to `results` and return the interrupts. The names are validated first. If one
+        valid call is left and `_run_call` can run it, it does; otherwise, Strands' executor runs the calls.
         """
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
@@ -186,7 +186,7 @@ class DirectInvocation:
         return interrupts
 
     def _find_directly_callable(self, name: str) -> AgentTool | None:
-        """Return the tool if `_run_call` does all that Strands' executor would do for a turn's only call, else None."""
+        """Return the tool if `_run_call` has the effects of Strands' executor for a turn's only call, else None."""
         agent, tool = self._agent, self._find_tool(name)
         middleware = agent._middleware_registry._handlers.get(ExecuteToolStage, ())
         # AgentDelegation is Strands' own middleware, which affects only agents used as tools
@@ -227,7 +227,7 @@ class DirectInvocation:
 
 
 def can_run_directly(agent: Agent) -> bool:
-    """Return True if an invocation of this package can do the agent's next step; hooks and tools may change this."""
+    """Return True if an invocation of this package can do the agent's next step; check this before each step."""
     features = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)
@@ -239,7 +239,7 @@ def can_run_directly(agent: Agent) -> bool:
 
 
 def _has_no_observers(agent: Agent) -> bool:
-    """Return True if no handler, and no middleware except `DirectLoop`'s, observes model calls or the invocation."""
+    """Return True if no callback handler, and no middleware except `DirectLoop`'s, observes the agent."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
     has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return has_only_own_middleware and agent.callback_handler is null_callback_handler
@@ -251,13 +251,13 @@ def tool_uses(message: Message) -> list[ToolUse]:
 
 
 def cancelled_results(message: Message, cancel: bool | str) -> list[ToolResult]:  # noqa: FBT001 - Strands' value
-    """Return the results of a turn's calls, which a hook (`cancel`) or the agent's cancellation prevents."""
+    """Return error results for a turn's calls, which don't run due to a hook (`cancel`) or the agent's cancellation."""
     text = cancel_text(cancel, "Tool cancelled by hook" if cancel else "Tool execution cancelled")
     return [error_tool_result(call, text) for call in tool_uses(message)]
 
 
 def cancel_text(cancel: bool | str, default: str) -> str:  # noqa: FBT001 - Strands' value
-    """Return the text of a hook that cancels a step; the default if the hook gives none."""
+    """Return the text that a hook set when it cancelled a step; `default` if it set none."""
     return cancel if isinstance(cancel, str) else default
 
 

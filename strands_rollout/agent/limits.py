@@ -41,7 +41,8 @@ class StopReason(StrEnum):
     - After an answer: user turns.
     - At any time: abort, and the timeouts of tools and of the episode.
 
-    The first limit reached counts. Parallel calls and tool timeouts do not end the episode: the policy reads an error.
+    The first limit reached ends the episode. If a turn has too many parallel calls, or a tool times out, the policy
+    reads an error instead, and the episode continues.
     """
 
     COMPLETED = "completed"
@@ -51,7 +52,7 @@ class StopReason(StrEnum):
     RESPONSE_LENGTH = "response_length"
     """The response budget (slime's max_new_tokens) is used up."""
     CONTEXT_LENGTH = "context_length"
-    """The configured context, or the engine's, is full."""
+    """The context reached its configured maximum length, or the engine's."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """The first prompt leaves no token for an answer."""
     MAX_TOOL_ITERATIONS = "max_tool_iterations"
@@ -143,12 +144,12 @@ class ToolLimiter(HookProvider):
         max_iterations: Maximum turns whose tools are run; None for no limit.
         max_calls: Maximum calls of all turns; None for no limit. If a turn would exceed it, none of the turn's calls is
             run, and the invocation ends.
-        max_parallel_calls: Maximum calls of one turn; None for no limit. Calls above it get an error result, and the
-            loop continues.
+        max_parallel_calls: Maximum calls of one turn; None for no limit. Further calls of the turn get an error result,
+            and the loop continues.
 
     Attributes:
         iterations: Number of tool iterations that were run.
-        calls: Number of tool calls that were run, without calls that could not be parsed.
+        calls: Number of tool calls that were run, not counting calls that could not be parsed.
         tripped: The limit that ended the loop, or None.
         before_turn: `iterations` and `calls` before the last model call.
 
@@ -213,16 +214,16 @@ class ToolLimiter(HookProvider):
 class EpisodeWatch(HookProvider):
     """Hook that ends an agent's loop after an abort, or after an infrastructure fault of a tool.
 
-    It also answers calls that could not be parsed, counts calls of unknown tools, and forgets the stored results of
-    earlier turns.
+    It also answers calls that could not be parsed, counts calls of unknown tools, and drops the results of earlier
+    turns from `ToolStats.finished`.
 
     The hook notices an abort between steps; while the model or a tool runs, the episode's deadline notices it.
 
     Args:
         stats: Counts of the agent's tools.
         control: Checked before each model call and before a turn's tools.
-        outer: Counts of the whole episode, if `stats` are an inner agent's counts; an infrastructure fault is noted in
-            both. None if `stats` are the episode's.
+        outer: Counts of the whole episode, if `stats` are the counts of agents used as tools; an infrastructure fault
+            is stored in both. None if `stats` are the counts of the whole episode.
     """
 
     def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
@@ -266,7 +267,7 @@ class EpisodeWatch(HookProvider):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of an episode; None for no limit. Token budgets are the model's: see `TokenLimits`."""
+    """Limits of an episode; None for no limit. Token budgets belong to the model: see `TokenLimits`."""
 
     max_tool_iterations: int | None = 5
     max_tool_calls: int | None = None
@@ -308,12 +309,12 @@ def limit_other_agents(
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Apply the episode's limits to the policy's agents that can't give the answer.
+    """Apply the episode's limits to agents that can't give the episode's answer.
 
-    Each of these agents has its own counts of tool iterations and calls. An agent that is used as a tool and
-    is on another model gets only the time limit of tools.
+    Each agent of the policy gets the limits of tool iterations and calls, with its own counts. An agent that is used as
+    a tool gets the time limit of tools, even if it is on another model.
     """
-    # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
+    # not `stats`: an agent used as a tool makes calls within another call, and their ids may equal those of other calls
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:
         wrap_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)

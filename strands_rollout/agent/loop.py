@@ -4,9 +4,9 @@ Strands' cycle streams each answer through a dozen generators, copies the histor
 calls the model and the tools directly (`invocation`). For a user's hooks, plugins and tools, it fires the same events
 with the same effects (`observed_invocation`).
 
-If the agent has a feature that this loop lacks, such as middleware, a callback handler or a session manager (see
-`can_run_directly`), or a span is recorded, Strands' own cycle runs. For an agent with a hook and 20 tool turns, it
-takes 2.45 times the CPU of this loop; docs/performance.md lists all cases.
+Strands' own cycle runs if the agent has a feature that this loop lacks, such as middleware, a callback handler or a
+session manager (see `can_run_directly`), or if a span is recorded. For an agent with a hook and 20 tool turns, Strands'
+cycle takes 2.45 times the CPU of this loop; docs/performance.md lists all cases.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ else:
     IMPORT_FAULT = ""
 HAS_MIDDLEWARE: Final = not IMPORT_FAULT
 SHARED_PLUGINS: Final[Sequence[Plugin]] = [] if IMPORT_FAULT else [AgentDelegation()]
-"""Those of Strands' default plugins that have no state, built once: building them for each agent takes 1% of the CPU of
-an episode of 5 tool turns."""
+"""Strands' default plugins that have no state. All agents share them: building them for each agent would take 1% of the
+CPU of an episode of 5 tool turns."""
 
 
 class _NoTracer(Tracer):
-    """Tracer of an agent whose spans nobody records.
+    """Tracer that starts no spans, for agents whose spans would not be recorded.
 
     Strands' own tracer describes the agent in each unrecorded span, which takes 1% of the CPU of an episode of 5 tool
     turns.
@@ -99,7 +99,7 @@ class DirectLoop(hooks.HookProvider):
 
         Args:
             agent: An agent on an `SGLangModel`, with this loop among its hooks.
-            prompt: As `Agent.invoke_async` takes it.
+            prompt: The prompt, in a form that `Agent.invoke_async` accepts.
         """
         report_missing_names(IMPORT_FAULT)
         if IMPORT_FAULT or missing_loop_names(agent):

@@ -1,4 +1,6 @@
-"""Clients of MCP servers: one for each server in the settings, or one per episode (`per_episode`); and a user's own.
+"""Clients of MCP servers: a shared client for each server in the settings, or one per episode if `per_episode` is set.
+
+A user's own clients, which are loaded as tools, are wrapped in the same way.
 
 A lost server is an infrastructure fault; an episode that ends because of it is never trained.
 """
@@ -156,10 +158,10 @@ class GuardedMcpClient(ToolProvider):
     def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
         """See `ToolProvider`; return without waiting.
 
-        Agents call this in their finalizers, on whatever thread collects garbage. That may be the client's own thread,
-        for which the holder of the lock may be waiting.
+        Agents call this in their finalizers, on whatever thread collects garbage. That may be the client's own thread.
+        Waiting for the lock there could cause a deadlock, since the holder of the lock may be waiting for that thread.
         """
-        if sys.is_finalizing():  # no thread starts any more, and Python 3.11 would wait for it
+        if sys.is_finalizing():  # a new thread would not start any more, and Python 3.11 would wait for its start
             return
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, which ends the connection
             threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
@@ -179,7 +181,7 @@ class GuardedMcpClient(ToolProvider):
 
         The timeout raises TimeoutError in the block of the transport.
 
-        By itself, Strands' client gives up after a timeout of its own, but then waits for its thread, which waits for
+        Strands' client has a timeout of its own, but after this timeout, it waits for its thread, which still waits for
         the server's answer.
         """
 
@@ -203,7 +205,7 @@ class GuardedMcpClient(ToolProvider):
         return opened
 
     def _reschedule(self, when: float | None) -> None:
-        """Set the time, by the clock of the connection's loop, at which the connection ends; None for never."""
+        """Set the time at which the connection ends, by the clock of the connection's event loop; None for never."""
 
         def reschedule(limit: asyncio.Timeout) -> None:
             with contextlib.suppress(RuntimeError):  # the connection has ended
@@ -221,15 +223,15 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Block until the connection, and the server if the client started it, have ended; False after the timeout."""
+        """Block until the connection has ended, and the server if the client started it; False after the timeout."""
         return self._closed.wait(timeout_s)
 
     def _drop_lost_connection(self) -> None:
-        """Stop the client if its connection is lost, so that it connects again, though other agents still use it."""
+        """If the connection is lost, stop the client, even if other agents use it, so that it can connect again."""
         try:
             self.check_connection()
         except Exception:  # the kind depends on how the connection ended
-            with contextlib.suppress(Exception):  # stopping raises the loss of the connection again
+            with contextlib.suppress(Exception):  # stopping raises the error of the lost connection again
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)
@@ -273,12 +275,12 @@ def _hide_tracebacks() -> Iterator[None]:
 
 
 def _filter_record(record: logging.LogRecord) -> bool:
-    """Drop records of errors that the episode reports in one line; of other connection errors, only the traceback.
+    """Drop log records of errors that the episode reports; from records of other connection errors, drop the traceback.
 
     Returns:
         False to drop the record.
     """
-    if record.name == "asyncio":  # the loop ended before Strands' client stopped it
+    if record.name == "asyncio":  # the connection's loop ended before Strands' client stopped it
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     # older versions of mcp use the root logger

@@ -1,9 +1,9 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
-Also here: `join_episode` adds an episode's history, system prompt and hooks to agents; `contain_exits` turns their
-SystemExit into errors; `run_team` runs a swarm or graph; `sub_agent_model` returns another model of the same policy,
-with a record of its own. Tool providers start and stop servers, so agents that have providers are closed in
-a thread, and are built in a thread unless an async factory builds them.
+Also here: `join_episode` adds an episode's history, system prompt and hooks to agents; `contain_exits` turns a
+SystemExit of the user's code into an error; `run_team` runs a swarm or graph; `sub_agent_model` returns another model
+of the same policy, with a record of its own. Tool providers start and stop servers, so agents that have providers are
+closed in a thread, and are built in a thread unless an async factory builds them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from strands_rollout.own_thread import in_own_thread
 
 Result = TypeVar("Result")
 _USED_AGENTS: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
-"""Agents of the policy that factories returned: in a second episode, they would keep the first episode's history and
-hooks."""
+"""Agents of the policy that factories returned. They are refused in a second episode, since they have the history and
+the hooks of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Team:
 
     Attributes:
         runner: The agent, swarm or graph that is given the task.
-        candidates: Those of `agents` that are on the episode's model; one of them gives the answer. A swarm or graph
-            may have several.
+        candidates: The members of `agents` that are on the episode's model; the answer of one of them is the episode's
+            answer. A swarm or graph may have several candidates.
         agents: The runner if it is an agent; otherwise all agents that are nodes of the swarm or graph, at any depth.
-        tool_agents: All other agents, which are tools of these agents, at any depth.
+        tool_agents: Further agents, which `agents` use as tools, at any depth.
     """
 
     runner: Agent | MultiAgentBase
@@ -67,7 +67,7 @@ class Team:
 
     @property
     def other_policy_agents(self) -> list[Agent]:
-        """Agents of the policy that can't give the answer."""
+        """All agents on a model of the policy except the candidates."""
         others = [agent for agent in [*self.agents, *self.tool_agents] if agent not in self.candidates]
         return [agent for agent in others if isinstance(agent.model, SGLangModel)]
 
@@ -89,11 +89,11 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
 
     Raises:
         ConfigError: The factory raised an exception (the message names file, line and sample); returned no agent, swarm
-            or graph; gave the model to no agent that can answer; returned agents of another episode; or left an agent
-            without a model. Or an agent has checkpoints, or a router with models other than the policy.
+            or graph, or one without an agent on `model`; returned agents of another episode; or left an agent without a
+            model. Or an agent has checkpoints, or a router with models other than the policy.
         ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
         SandboxError: An MCP server of the agents failed.
-        RolloutError: The factory raised one that is no ToolError.
+        RolloutError: The factory raised a RolloutError other than a ToolError.
     """
     build = load_function(path, "an agent")
     factory_task = replace(task, tools=release_once(task.tools))
@@ -131,8 +131,8 @@ def _team_of(built: object, model: SGLangModel, path: str) -> Team:
     if not on_model:
         names = ", ".join(agent.name for agent in everyone if agent.model is model) or "none"
         raise ConfigError(
-            f"agent_factory {path!r} put these agents on the model that it was given: {names}; expected the returned "
-            "agent, or an agent of the returned swarm or graph, whose tokens become the sample"
+            f"agent_factory {path!r} gave the model to these agents: {names}; expected it to give the model to the "
+            "returned agent, or to an agent of the returned swarm or graph, whose tokens become the sample"
         )
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
@@ -184,8 +184,8 @@ def _replace_strands_defaults(agent: Agent) -> None:
 def contain_exits(team: Team) -> None:
     """Turn SystemExit and similar exceptions into errors where Strands runs a user's code in its own tasks.
 
-    In such tasks, Strands runs several calls of one turn with their hooks and middleware, and the nodes of a graph; see
-    `exits_as_errors`.
+    Strands uses tasks of its own for the nodes of a graph and, if a turn has several calls, for these calls with their
+    hooks and middleware; see `exits_as_errors`.
     """
     multi_agents = list(multi_agents_in(team.runner))
     agents = [*team.agents, *team.tool_agents]
@@ -254,9 +254,9 @@ def join_episode(
 
     Args:
         team: The agents.
-        history: Messages before the prompt; used if the runner is an agent.
-        system_prompt: System prompt if the runner is an agent without one.
-        hooks: Hooks by candidate.
+        history: Messages before the prompt; used only if the runner is an agent.
+        system_prompt: System prompt for the runner, if the runner is an agent without a system prompt.
+        hooks: The hooks to add, by candidate.
         is_resumed: True if the history comes from an aborted attempt.
 
     Raises:
@@ -308,8 +308,8 @@ class VisitLog:
     def last_agents(self, multi_agent: MultiAgentBase) -> Iterator[Agent]:
         """Yield the agents that ran in this swarm or graph, the last agent first.
 
-        Agents that ran concurrently are yielded in the order in which they were added to the graph, not by their speed,
-        so that the result is deterministic.
+        Agents that ran concurrently are yielded in the order in which they were added to the graph, not in the order in
+        which they finished, so that the result is deterministic.
         """
         nodes = getattr(multi_agent, "nodes", {})
         for batch in reversed(self.batches):
@@ -352,7 +352,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
 
 
 def refuse_interrupts(result: AgentResult | MultiAgentResult) -> None:
-    """Refuse a result with interrupts, after which Strands continues only when a person has answered them.
+    """Refuse a result with interrupts: Strands would continue only after a person has answered them.
 
     Raises:
         ConfigError: A tool or a hook raised an interrupt.
@@ -375,9 +375,10 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 
 @dataclass(slots=True)
 class _ModelsScope:
-    """The models of a running episode, held by a context variable.
+    """The models of a running episode, as the value of a context variable.
 
-    Timers and idle connections keep copies of the variable after the episode, so the models are cleared when it ends.
+    After the episode, timers and idle connections still refer to this object through their copies of the context. So
+    that they don't keep the models, `models` is set to None when the episode ends.
     """
 
     models: AgentModels | None
@@ -428,7 +429,7 @@ def sub_agent_model() -> SGLangModel:
     """Return a new model for another agent in an episode of `generate`; for tools, hooks and agent factories.
 
     The model is the trained policy, with the episode's sampling parameters and token budgets. Each agent has a
-    conversation of its own and the full budgets, even if agents share a model. With the setting `fan_out`, the agent's
+    conversation of its own and the full budgets, even if agents share a model. If `fan_out` is set, the agent's
     tokens are trained as a sample of their own. If the agent's conversation manager drops or summarizes messages, the
     earlier history becomes a sample of its own, too.
 
@@ -445,7 +446,7 @@ def sub_agent_model() -> SGLangModel:
     return models.create()
 
 
-# agents share providers such as Strands' MCP client, which has no lock while it counts its users, starts or stops
+# agents share providers such as Strands' MCP client, which uses no lock when it counts its users, starts or stops
 _PROVIDERS_LOCK: Final = threading.Lock()
 # after this wait, a user's factory runs without the lock: a factory that never returns must not stop all others
 _LOCK_TIMEOUT_S: Final = 5.0
@@ -456,7 +457,7 @@ async def single_agent_team(tools: Sequence[Any], build: Callable[[Sequence[Any]
     """Build one agent, and release its tool providers when the block ends.
 
     Args:
-        tools: The agent's tools. If one is a tool provider, the agent is built and closed in a thread.
+        tools: The agent's tools. If one of them is a tool provider, the agent is built and closed in a thread.
         build: Returns an agent with the given tools.
     """
     if not any(isinstance(tool, ToolProvider) for tool in tools):
@@ -479,12 +480,12 @@ async def single_agent_team(tools: Sequence[Any], build: Callable[[Sequence[Any]
 
 
 def release_once(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with their providers wrapped, so that each agent releases them only once."""
+    """Return the tools; wrap the tool providers among them, so that each agent releases a provider only once."""
     return [_ReleaseOnceProvider(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 
 async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
-    """Run an action in a thread, since it may block; return its result, and copy its context variables back.
+    """Run an action in a thread, since it may block; return its result, and take over the context variables it set.
 
     The action runs under the lock of tool providers, since it may start or stop them; after `_LOCK_TIMEOUT_S` of
     waiting, it runs without the lock.
@@ -497,10 +498,10 @@ async def _run_in_thread(action: Callable[[], object], name: str | None = None) 
 
 
 class _ReleaseOnceProvider(ToolProvider):
-    """Wrapper around a tool provider that passes on each agent's release only once.
+    """Wrapper that passes each agent's release of a tool provider on to the provider only once.
 
-    Strands' agents release their providers again in their finalizers, which run at any time and without the lock, when
-    another agent may be starting the provider.
+    Strands' agents release their providers a second time in their finalizers. These run at any time and without the
+    lock, so another agent may be starting the provider then.
     """
 
     def __init__(self, provider: ToolProvider) -> None:

@@ -149,7 +149,7 @@ class ObservedInvocation(DirectInvocation):
     def _needs_token_estimate(self) -> bool:
         """Return True if a hook may read a model call's projected tokens.
 
-        The hooks in `strands.agent` read them only for a conversation manager with a compression threshold.
+        The hooks in `strands.agent` read them only if the conversation manager has a compression threshold.
         """
         agent = self._agent
         if getattr(agent.conversation_manager, "_compression_threshold", None) is not None:

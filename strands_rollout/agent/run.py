@@ -1,4 +1,4 @@
-"""One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and returns it.
+"""The run of one episode, by any player: `EpisodeRun.play` plays the episode, finds out why it ended, and returns it.
 
 There is a subclass for each of the three players: an agent in this process (`agent/episode.py`), an environment
 (`agent/environment_player.py`), and a program at the gateway (`gateway/program.py`).
@@ -34,7 +34,8 @@ class ProgramOutcome:
     """The outcome of an episode that a program (`agent_program` or `agent_command`) played.
 
     Attributes:
-        text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
+        text: Text that the program returned: the final answer, in place of the policy's last turn; None if it returned
+            no text.
         score: The score that the program returned, as a mapping with `score`; None if it returned no score.
         facts: Facts about the program's requests to the endpoint, and about its process.
         dropped_tokens: Number of sampled tokens of an earlier attempt that this attempt did not repeat; None if there
@@ -55,8 +56,8 @@ class PlayedEpisode:
         stop_reason: The reason why the episode ended, as the environment sees it.
         error: The fault that ended the agent's turns; None for an ordinary end.
         scoring_error: The fault that prevented a score; None if scoring succeeded or the environment does not score.
-        score: The environment's score, a mapping with `score`; None if it does not score, so that the settings' reward
-            grades the answer.
+        score: The environment's score, a mapping with `score`; None if the environment does not score, in which case
+            the reward of the settings grades the answer.
         facts: Facts of the environment, as plain JSON.
     """
 
@@ -118,24 +119,24 @@ class Journal(Protocol):
         """Store a finished tool call, or a finished turn of a program, which runs its own tools."""
 
     def close(self, reason: str) -> None:
-        """Store that the episode can't be continued from later steps, with the reason."""
+        """Store the reason why the episode can no longer be continued; later steps are not stored."""
 
 
 class EpisodeRun(ABC):
     """A running episode.
 
     A subclass defines how the player plays (`_play`), how its exceptions end the episode (`_ending_by_error`), and what
-    is recorded (`_history`, `_counts`). It may know root causes of the end (`_root_cause`).
+    is recorded (`_history`, `_counts`). It may also define how root causes are found (`_root_cause`).
 
     Args:
-        model: A model for this episode alone; with an earlier attempt, a resumed model.
-        control: The episode's control. An abort ends the episode immediately or, while a request is in flight, after a
-            grace period, in which the engine can answer with the tokens that it has sampled.
+        model: A model for this episode alone, resumed if there was an earlier attempt.
+        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the episode
+            ends after a grace period, in which the engine can still return the tokens that it has sampled.
         limits: The episode's limits.
-        start: State that the episode continues from; the counts of the tools continue from it, too.
+        start: State from which the episode continues, including the counts of the tools.
 
     Attributes:
-        player_name: The user's code that plays, for messages.
+        player_name: Name of the player in messages.
         stats: Counts of the episode's tools.
         user_turns: Number of user messages after the first.
         is_resumable: See `Episode.is_resumable`.
@@ -188,7 +189,7 @@ class EpisodeRun(ABC):
         """Play the episode until its ordinary end: an answer or a limit. Any exception ends it, too."""
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of `_play`, which ends it at an abort or when the episode's time is up."""
+        """Return the deadline that ends `_play` at an abort, or when the episode's time is up."""
         return self.control.deadline(self.control.left_s(self.limits.episode_timeout_s), model=self.model)
 
     # ---------------------------------------------------------------------------
@@ -196,10 +197,10 @@ class EpisodeRun(ABC):
     # ---------------------------------------------------------------------------
 
     def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
-        """Return why the episode ended: the first of these causes.
+        """Return why the episode ended: the first of these causes that applies.
 
         1. The abort that ended `_play`.
-        2. A root cause, which was noticed where it arose. The user's code often fails because of it.
+        2. A root cause that was noticed where it arose (`_root_cause`). The user's code often fails as a consequence.
         3. The episode's timeout that ended `_play`.
         4. The exception that `_play` raised.
         5. The ordinary end that `_play` returned.
@@ -221,7 +222,7 @@ class EpisodeRun(ABC):
         return ending_at_timeout(self.limits.episode_timeout_s, self.model.engine_fault)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to a cause that counts whatever `_play` raised or returned; None without one."""
+        """Return the ending due to a root cause, which overrides the outcome of `_play`; None if no cause is known."""
         return None
 
     @abstractmethod
@@ -229,7 +230,7 @@ class EpisodeRun(ABC):
         """Return the ending due to an exception of `_play`."""
 
     def _ending_of(self, error: Exception) -> Ending:
-        """Return the ending due to an exception of the policy's turns; the exception may stand for a limit."""
+        """Return the ending due to an exception of the policy's turns, which may mean that a limit was reached."""
         has_turns = self.model.conversation.turn_count > 0
         return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
@@ -239,7 +240,9 @@ class EpisodeRun(ABC):
 
     def _finish(self, ending: Ending) -> Episode:
         """Return the finished episode."""
-        self.stats.on_call_end = None  # the agent's tools keep the counts, and Strands keeps the tools in a cycle
+        # drop the reference to the journal: the agent's tools refer to `stats`, and a reference cycle in Strands keeps
+        # the tools in memory
+        self.stats.on_call_end = None
         conversation = self.model.conversation
         if conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
             conversation.branch.forget_history()
@@ -294,7 +297,7 @@ def drop_traceback(error: BaseException) -> None:
 
 
 def original_error(error: Exception) -> Exception:
-    """Return the exception that Strands has wrapped, if it was raised in a tool cycle; otherwise the error itself."""
+    """Return the exception that Strands has wrapped in an EventLoopException, otherwise the error itself."""
     while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
         error = error.original_exception
     return error

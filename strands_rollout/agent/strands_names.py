@@ -48,14 +48,15 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression is given no count of tokens",
     ),
 }
-"""Attribute of an agent -> the feature of Strands to which it belongs ("" for none), and what is lost without it.
+"""Attribute of an agent -> the feature of Strands to which the attribute belongs ("" for none), and what is lost if the
+attribute is missing.
 
 A missing attribute of a feature is reported only if the installed Strands has that feature.
 """
 
 
 def lacks_attribute(owner: object, name: str) -> bool:
-    """Return True if an object lacks an attribute; `name` may be dotted, for an attribute of its attribute."""
+    """Return True if an object lacks an attribute; `name` may be dotted, such as `tool_executor._execute`."""
     for part in name.split("."):
         if not hasattr(owner, part):
             return True
@@ -76,7 +77,8 @@ def find_missing_names(import_fault: str) -> dict[str, str]:
     """Return the names that the installed Strands lacks, each with what is lost without it.
 
     Args:
-        import_fault: Message of the ImportError in `loop`, returned in place of the names of the loop; "" without one.
+        import_fault: Message of the ImportError in `loop`, which is returned in place of the names that the loop lacks;
+            "" if there was no ImportError.
     """
     agent = Agent(model=_StubModel(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
     found = dict.fromkeys([import_fault] if import_fault else missing_loop_names(agent), LOOP_LOST)
@@ -87,7 +89,10 @@ def find_missing_names(import_fault: str) -> dict[str, str]:
 
 
 def _strands_has(feature: str) -> bool:
-    """Return True if Strands has a feature: a parameter of `Agent` or its manager, a method of `Agent`, or a model."""
+    """Return True if Strands has a feature.
+
+    `feature` names a parameter or method of `Agent`, a parameter of its conversation manager, or a model class.
+    """
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 

@@ -80,13 +80,13 @@ class ToolStats:
         self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
 
     def begin_call(self, now: float) -> None:
-        """Note that a call begins now (`time.monotonic`); `waited_s` counts from the first of concurrent calls."""
+        """Note that a call begins at `now` (`time.monotonic`); concurrent calls count once in `waited_s`."""
         if not self._running:
             self._since = now
         self._running += 1
 
     def end_call(self, began_at: float, now: float) -> None:
-        """Add the time of a call from `began_at` to now; if it was the last running call, add to `waited_s`, too."""
+        """Add the time from `began_at` to `now` to `seconds`; if no other call is running, update `waited_s`, too."""
         self._running -= 1
         self.seconds += now - began_at
         if not self._running:
@@ -108,8 +108,8 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
     """Map tool names to names that Strands accepts in calls, replacing invalid characters by `_`.
 
     Strands offers tools of any name to the model, but answers calls with an error unless the name consists of at most
-    64 ASCII letters, digits, `_` and `-`. MCP allows dots and 128 characters. Longer names are cut, and a name that is
-    taken gets a number. Each renaming is logged once.
+    64 ASCII letters, digits, `_` and `-`. MCP also allows dots, and up to 128 characters. Names are cut to 64
+    characters, and a number is appended to a name that is already taken. Each renaming is logged once.
 
     Raises:
         ToolError: A name that Strands does not accept has no ASCII letter or digit.
@@ -175,7 +175,7 @@ class BoundedTool(WrappedTool):
         tool: Any Strands tool.
         timeout_s: Seconds after which a call is cancelled and answered with an error result; None for no limit.
         stats: Counts the tool's calls.
-        span: Returns a context manager to enter around each call; None for none.
+        span: Returns a context manager to enter around each call; None for no context manager.
         name: See `WrappedTool`.
     """
 
@@ -195,7 +195,7 @@ class BoundedTool(WrappedTool):
 
     @property
     def is_simple(self) -> bool:
-        """True for a decorated function that is given its arguments only, not the agent or the tool context."""
+        """True if the tool is a decorated function that gets only its arguments, not the agent or the tool context."""
         if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more
             return False
         metadata = self._tool._metadata
@@ -204,8 +204,8 @@ class BoundedTool(WrappedTool):
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """Run the wrapped tool; a timeout yields an error result.
 
-        A call that finished in an aborted attempt yields its stored result. A call that has finished in this attempt
-        runs again, because a hook asked for a retry.
+        If the call finished in an aborted attempt, its stored result is yielded. If the call has finished in this
+        attempt already, a hook has asked for a retry, and the call runs again.
         """
         call_id = tool_use["toolUseId"]
         if call_id in self._stats.unread:
@@ -222,7 +222,7 @@ class BoundedTool(WrappedTool):
                 result = await self._run_with_timeout(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
-            except Exception as e:  # a tool may raise anything; Strands makes the same result of it, and fires hooks
+            except Exception as e:  # a tool may raise anything; Strands turns it into the same result, and fires hooks
                 self._count_result(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
             finally:
@@ -236,8 +236,8 @@ class BoundedTool(WrappedTool):
     ) -> Any:  # noqa: ANN401
         """Return the tool's last event; after a timeout, count the timeout and return an error result.
 
-        After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If the call ends in that time
-        after an abort, its result is stored, so that a resumed episode does not run the call again.
+        After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If an aborted call still ends in
+        that time, its result is stored, so that a resumed episode does not run the call again.
         """
         task = start_task(self._last_event(tool_use, invocation_state, **kwargs))
         try:
@@ -277,7 +277,7 @@ class BoundedTool(WrappedTool):
                 self._stats.errors += 1
             else:
                 self._stats.succeeded.add(call.id)
-            if fault is None:  # the policy never reads the result of a faulty call, which a resumed episode runs again
+            if fault is None:  # otherwise the policy never reads the result, and a resumed episode runs the call again
                 self._stats.finished[call.id] = result
                 if self._stats.on_call_end is not None:
                     self._stats.on_call_end()
@@ -310,7 +310,7 @@ _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
-    """Return the infrastructure fault in an exception's chain of causes; None without a fault.
+    """Return the infrastructure fault in an exception's chain of causes; None if there is no such fault.
 
     Tools such as Strands' python_repl wrap exceptions that they catch.
     """
@@ -324,7 +324,7 @@ def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgent
 
 
 def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
-    """Return a tool's last event with its result as plain JSON; an interrupt, and None for no event, as they are."""
+    """Return a tool's last event with its result as plain JSON; return an interrupt or None (no event) unchanged."""
     if event is None or isinstance(event, ToolInterruptEvent):
         return event
     if isinstance(event, ToolResultEvent):
@@ -351,7 +351,7 @@ def _with_own_thread(tool: AgentTool) -> AgentTool:
 
 
 class TurnToolExecutor(ConcurrentToolExecutor):
-    """Strands tool executor that runs a turn's only call in place, and several calls concurrently."""
+    """Strands tool executor that runs a turn's only call in the current task, and several calls concurrently."""
 
     def __init__(self) -> None:
         self._in_place = SequentialToolExecutor()

@@ -59,7 +59,7 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
     Raises:
         ToolError: A path can't be imported (see `resolve`) or leads to no tool (the message names the type of what is
             there), two tools have the same name, an MCP server's settings are invalid, or `named` is a string.
-        NoModelError: An agent that a tool calls has no model.
+        NoModelError: A tool calls an agent that has no model.
     """
     if isinstance(named, str):
         raise ToolError(f"tools is the string {named!r}; expected a list of dotted paths: [{named!r}]")
@@ -76,7 +76,7 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
 
 
 async def check_tools(named: ToolNames) -> None:
-    """Load tools as an episode does, including those of tool providers, which connects once to each MCP server.
+    """Load tools as an episode does, including the tools of tool providers; this connects once to each MCP server.
 
     Raises:
         SandboxError: A server can't be reached.
@@ -155,9 +155,9 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
         arguments: Names of the arguments that the function must accept; None for no check.
 
     Raises:
-        ToolError: The path can't be imported; or the object there is no function or class, is an agent, swarm or graph
-            (or a class of Strands for one) instead of a function that makes one, or can't be called with these
-            arguments.
+        ToolError: The path can't be imported; or the object at the path is not callable, can't be called with
+            `arguments`, or is an agent, swarm or graph, or Strands' class for one of these, instead of a function that
+            makes one.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
@@ -308,7 +308,7 @@ def _warn_of_consent(path: str) -> None:
 class _MissingModel(BedrockModel):
     """The model of an agent that was built without a model; refuses calls within an episode.
 
-    Strands would use a `BedrockModel`. Since a user may pass a `BedrockModel` too, this class marks the default.
+    Strands' default is a `BedrockModel`. This subclass replaces it, to tell the default from a user's `BedrockModel`.
     """
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
@@ -324,8 +324,8 @@ def _resolve(path: str) -> object:
     The patches replace the defaults for agents without a model or a callback handler, and keep blocking calls off the
     loop of episodes.
     """
-    # Strands makes its defaults with these names; the replacements make a missing model recognizable, and keep agents
-    # in tools from printing
+    # Strands looks up the classes of its defaults under these names; the replacements make a missing model
+    # recognizable, and keep agents in tools from printing
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
     _keep_calls_off_the_loop()
@@ -334,7 +334,7 @@ def _resolve(path: str) -> object:
 
 @functools.cache
 def _keep_calls_off_the_loop() -> None:
-    """Patch functions of Strands that would block an event loop with a model call: refuse it, or run it in a thread."""
+    """Patch methods of Strands that block until a model answers: on the episodes' loop, refuse them or use a thread."""
     for kind in (Agent, Swarm, Graph):
         kind.__call__ = _refuse_on_episode_loop(kind.__call__, _NOT_AWAITED_MESSAGE)  # type: ignore[method-assign]
     reduce = _refuse_on_episode_loop(SummarizingConversationManager.reduce_context, _SUMMARY_MESSAGE)
@@ -355,7 +355,7 @@ _SUMMARY_MESSAGE: Final = (
 
 
 def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[..., Any]:
-    """Return a method that raises BlockingCallError with the message if it is called on the loop of episodes."""
+    """Wrap the method `call`: on the loop of episodes, the wrapper raises BlockingCallError with `message`."""
 
     @functools.wraps(call)
     def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
@@ -371,7 +371,7 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
 
 
 def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return an async method that runs in a thread with its own loop if it is called on the loop of episodes."""
+    """Wrap the async method `call`: on the loop of episodes, the wrapper runs it in a thread with a loop of its own."""
 
     @functools.wraps(call)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
@@ -415,7 +415,7 @@ def refuse_missing_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """Yield an agent itself, the agents of a swarm or graph, or the agents that a tool wraps or its function uses."""
+    """Yield an agent itself, a swarm's or graph's agents, or the agents that a tool wraps or that its function uses."""
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

@@ -110,7 +110,7 @@ def main() -> None:
 def _on_sigterm(_signum: int, frame: FrameType | None) -> None:
     """Handle SIGTERM like Ctrl-C, so that a terminated job prints how to resume.
 
-    Calls SIGINT's handler instead of sending SIGINT, which a background job of a shell ignores.
+    Calls SIGINT's handler instead of sending SIGINT, because a shell's background jobs ignore SIGINT.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
@@ -152,7 +152,7 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="Seed for reproducible sampling.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Serve a small Qwen3 on this CPU through SGLang's API.
+    """Serve a small Qwen3 model on this CPU through SGLang's API.
 
     Also serves OpenAI's and Anthropic's chat APIs. Prints a line of JSON with the base_url on stdout as soon as the
     server accepts requests. Ctrl-C stops the server.
@@ -191,8 +191,8 @@ def gateway(
     idle: Annotated[
         float,
         typer.Option(
-            help="Seconds without a request for a turn or for the samples, after which a session ends; checked when a "
-            "new session begins.",
+            help="End a session after this many seconds without a request for a turn or for its samples; checked when "
+            "a new session begins.",
             min=1,
         ),
     ] = 3600,
@@ -233,7 +233,7 @@ def init(
 ) -> None:
     """Create a project with an agent, a reward and tests.
 
-    The project runs as created: it has data, a configuration, and a script that trains it with slime. The folder must
+    The project runs as created: it has data, a configuration, and a script that trains with slime. The folder must
     be new or empty.
     """
     folder = folder.expanduser()
@@ -314,7 +314,7 @@ def evaluate(
     in training.
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
-    with the same --out. Samples that failed, were aborted or could not be graded are missing: they count in no score,
+    with the same --out. Samples that failed, were aborted or could not be graded are missing: no score includes them,
     and the report gives their number. The run stops when 8 consecutive samples, or as many as --concurrency if that is
     more, have failed for the same reason. The last line on stdout is the report as JSON. Exits with 1 if a sample is
     missing or a check fails, and with 130 after Ctrl-C.
@@ -359,7 +359,7 @@ def try_row(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="Settings file, as for slime's --custom-config-path. Default: the default settings.",
+            help="Settings file, as for slime's --custom-config-path. Without it, all settings have their defaults.",
             exists=True,
             dir_okay=False,
         ),

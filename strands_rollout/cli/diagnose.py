@@ -47,9 +47,11 @@ def doctor(
 ) -> None:
     """Check this machine before a training run.
 
-    Reports errors and warnings with their remedies, within a minute, or a few minutes with --training. With --training,
-    also checks the run's command (--flags and arguments after --; default for Qwen3-8B: scripts/strands_qwen3_8b.sh),
-    and says what the run will do. Exits with 1 if there is an error, or with --strict a warning.
+    Reports errors and warnings with their remedies. This takes up to a minute, or a few minutes with --training.
+
+    With --training, also checks the command of the run, and says what the run will do. The command is --flags plus the
+    arguments after --; if there are none and the model is Qwen3-8B, it is scripts/strands_qwen3_8b.sh. Exits with 1 if
+    there is an error or, with --strict, a warning.
     """
     if (flags is not None or arguments) and not values["training"]:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -98,8 +100,8 @@ def check_template(
 
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
     turn. Then renders random episodes and compares the tokens that would be sent with the template's own rendering.
-    Exits with 1 if a token differs, and prints the tokens around the first difference. Also exits with 1 if a rule is
-    broken; a rule that only some conversations need gives a warning instead.
+    Exits with 1 if a token differs, and prints the tokens around the first difference. Also exits with 1 if the
+    template breaks a rule that all conversations need; a rule that only some need gives a warning instead.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -127,7 +129,7 @@ def drift(
     show: Annotated[
         int,
         typer.Option(
-            help="Number of episodes to list: most tokens that differ from the template first, then most off-policy "
+            help="Number of episodes to list, sorted by tokens that differ from the template, then by off-policy "
             "tokens.",
             min=0,
         ),
@@ -164,8 +166,8 @@ def replay(
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Sampling seed of the episode, for an engine that uses seeds. Default: the recorded seed, or none "
-            "with --temperature."
+            help="Sampling seed of the episode, for an engine that uses seeds. Default: the recorded seed, or none if "
+            "--temperature is given."
         ),
     ] = None,
     as_json: options.JsonLine = False,
@@ -246,8 +248,8 @@ def validate(
 ) -> None:
     """Check that each row's ground truth scores at least 1.
 
-    Prints which rows fail, and why: even the correct answer gets less than 1, or the row can't be used. Exits with 1 if
-    a row fails, or if the reward itself fails for every row.
+    A row fails if even the correct answer scores less than 1, or if the row can't be used. Prints which rows fail, and
+    why. Exits with 1 if a row fails, or if the reward itself fails for every row.
     """
     from strands_rollout.diagnostics.rewards import ANSWER_FORMS, LABEL_PLACEHOLDER, load_reward, run_validate
 
@@ -342,11 +344,11 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
-    """Return the object that marks drift, with the tokenizer in `folder`, else that of the first dump with tokens.
+    """Return the object that marks drift; it uses the tokenizer in `folder`, else that of the first dump with tokens.
 
-    Without `folder`, returns None if no dump has tokens, or if the first such dump's tokenizer is not recorded,
-    can't be used on this machine, or is not that of all dumps. A dump counts as having tokens if one of its first 16
-    samples has.
+    If `folder` is None, return None if no dump has tokens, or if the tokenizer of the first dump with tokens is not
+    recorded, can't be used on this machine, or differs from another dump's. Only the first 16 samples of a dump are
+    searched for tokens.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.

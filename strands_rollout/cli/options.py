@@ -1,4 +1,4 @@
-"""Options of the command line: how --help shows them, those of dataclass fields, and those that commands share.
+"""Options of the command line: their format in --help, options from dataclass fields, and shared options.
 
 Also has `run` and `run_command`, which run a command line and exit, and the command `config`.
 """
@@ -92,12 +92,12 @@ class GroupedCommand(TyperCommand):
 
 
 def set_help_format(commands: Iterable[CommandInfo]) -> None:
-    """Have commands show their options in groups, and give each option without a metavar one that suits its type."""
+    """Have commands show their options in groups, and give each option a metavar for its type if it has none."""
     for command in commands:
         command.cls = GroupedCommand
         if command.callback is None:
             continue
-        # resolved once: typer would evaluate annotations that are strings again, and lose the metavars set below
+        # resolve string annotations only once: typer would resolve them again, and lose the metavars set below
         command.callback.__annotations__ = get_type_hints(command.callback, include_extras=True)
         for name, hint in command.callback.__annotations__.items():
             for info in getattr(hint, "__metadata__", ()):
@@ -108,7 +108,7 @@ def set_help_format(commands: Iterable[CommandInfo]) -> None:
 def run(app: typer.Typer, name: str) -> NoReturn:
     """Run a command line under `name` and exit.
 
-    A RolloutError is printed; the exit code is then 2 for a ConfigError and 1 for any other.
+    If a RolloutError is raised, print it; the exit code is then 2 for a ConfigError, else 1.
     """
     for command in app.registered_commands:
         command.cls = GroupedCommand
@@ -235,7 +235,9 @@ GroupRm: TypeAlias = Annotated[
 def config(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Settings file, as for slime's --custom-config-path. Default: the default settings."),
+        typer.Argument(
+            help="Settings file, as for slime's --custom-config-path. Without it, all settings have their defaults."
+        ),
     ] = None,
     changes: Changes = None,
     as_json: JsonLine = False,
@@ -315,7 +317,7 @@ def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
     adapter = TypeAdapter[Any](Any)
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # MCP servers and reward parts: without fields at their defaults
+        if isinstance(value, tuple | dict):  # MCP servers and reward parts: leave out fields at their defaults
             value, default = (json.loads(adapter.dump_json(item, exclude_defaults=True)) for item in (value, default))
         description = wrap(str(field.description), _COMMENT_WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in description)

@@ -1,6 +1,6 @@
 """A client of OpenAI-compatible chat APIs, for judges and `strands-rollout try`.
 
-The answers come without tokens, so they are never trained on.
+The answers have no token ids, so they are never trained on.
 """
 
 import math
@@ -29,7 +29,7 @@ class ChatApi:
         model: The model's name at this API.
         api_key: API key, sent as a bearer token; "" for no key.
         params: Further fields of each request.
-        timeout_s: Limit of connecting, of each write and of each read in an attempt, in seconds (httpx's `Timeout`).
+        timeout_s: Limit in seconds for connecting, for each write and for each read of an attempt (httpx's `Timeout`).
         retries: Maximum number of retries after a 429, a 5xx, a 404 for a missing model or worker, or no answer.
     """
 
@@ -46,8 +46,7 @@ class ChatApi:
         """Send messages and return the model's message, unchanged.
 
         Raises:
-            EngineUnavailableError: No attempt got an answer other than a 429, a 5xx, or a 404 for a missing model or
-                worker.
+            EngineUnavailableError: Each attempt got a 429, a 5xx, a 404 for a missing model or worker, or no answer.
             EngineRejectedError: The API refused the request or the key.
             EngineResponseError: The answer is not a chat completion.
         """

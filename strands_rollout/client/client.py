@@ -1,7 +1,7 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-The client also aborts requests of cancelled calls, and fetches an engine's model and limits. `shared_client` keeps one
-client per event loop for each URL, vocabulary size and patience.
+The client also aborts requests of cancelled calls, and fetches an engine's model and limits. `shared_client` returns
+one client per event loop for each URL, vocabulary size and patience.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transp
 
 @dataclass(slots=True)
 class Flight:
-    """The current attempt of one `generate` call, which the client updates while the call runs."""
+    """The state of one `generate` call's current attempt; the client updates it while the call runs."""
 
     rid: str | None = None
     """Id of the attempt's request while the attempt runs; None before and after, and between two attempts."""
     sent_at: float = 0.0
     """Time of the last attempt's start, by `time.monotonic`."""
     fault: Fault | None = None
-    """Failure of the last attempt while the call retries, and after the retries were cancelled; else None."""
+    """Failure of the last attempt, set while the call retries and kept if the retries are cancelled; else None."""
 
 
 class SGLangClient:
     """A client of one engine, for any number of concurrent generations on one event loop; an async context manager.
 
     Args:
-        http: The engine's URL, for which the client makes an httpx client and closes it. Or an httpx client with a
+        http: The engine's URL: the client then makes an httpx client, and closes it. Or an httpx client with a
             `base_url` (see `create_client`), which the caller closes; if that client has httpx's default timeouts of
             5 s, generations get no read timeout.
-        vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. None
-            disables the check.
+        vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. If None,
+            they are not checked against it.
         patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
             `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
@@ -88,7 +88,7 @@ class SGLangClient:
         clock: Returns seconds, for `patience_s` and `Generation.latency_s`.
 
     Attributes:
-        retry_policy: The limits and waits of retries, as the arguments set them.
+        retry_policy: The limits and waits of retries, from the arguments.
 
     Raises:
         ConfigError: The URL is invalid, the httpx client has no `base_url` with a host, or an argument of
@@ -167,8 +167,8 @@ class SGLangClient:
         """Sample tokens after a prompt; the answer is checked token by token.
 
         A cancelled call ends immediately, and the client asks the engine to abort the request, unless a router has
-        answered that it lacks the endpoint. Each attempt has an rid of its own, since SGLang refuses an rid that it
-        still holds: the second attempt's is `<rid>-2`.
+        answered that it lacks the endpoint for aborts. Each attempt has its own rid, since SGLang refuses an rid that
+        is still in flight there: the second attempt's rid is `<rid>-2`.
 
         Args:
             input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` are already
@@ -181,14 +181,14 @@ class SGLangClient:
             extra: Further top-level fields of the request.
             flight: Updated with the state of the current attempt.
             should_abort: Polled during the wait for a retry, and called before each retry; a true result ends the call.
-            control: The episode's control; its own `should_abort` replaces the argument.
+            control: The episode's control; its `should_abort` is used instead of the argument.
 
         Raises:
             TrajectoryError: An input id is outside the vocabulary, or there is no input id. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
-            EngineResponseError: The answer is not a valid generation of this request. An answer that is not JSON is
-                retried once, other invalid answers are not.
+            EngineResponseError: The answer is not a valid generation of this request. After an answer that is not JSON,
+                the request is retried once; after other invalid answers, it is not.
             EngineUnavailableError: No attempt succeeded within `patience_s` and `max_attempts`; or an attempt reached
                 the read timeout, and the engine did not confirm its abort.
             EngineAbortedError: An attempt failed, and `should_abort` returned True.
@@ -244,7 +244,7 @@ class SGLangClient:
         """
 
         def log(outage: Outage, wait_s: float) -> None:
-            # warn of the first failure only, until a request succeeds again
+            # only the first failure is logged as a warning, until a request succeeds again
             level, self._is_healthy = (logging.WARNING if self._is_healthy else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             fault, attempts = outage.faults[-1], len(outage.faults)
@@ -270,7 +270,7 @@ class SGLangClient:
         control.check(_BEFORE_RETRY)
 
     async def wait_to_retry(self, outage: Outage, control: Control) -> None:
-        """Wait as before a retry of this client, for a caller that repeats a request itself.
+        """Wait as long as this client would before a retry; for callers that repeat a request themselves.
 
         Args:
             outage: The failed requests, collected in an `Outage(client.retry_policy)`.
@@ -287,7 +287,7 @@ class SGLangClient:
         """Abort a request, or all requests, at the engine.
 
         Returns:
-            True if the engine confirmed within 5 s; else False, as behind a router, which lacks the endpoint (404).
+            True if the engine confirmed within 5 s; else False, for example if a router lacks the endpoint (404).
 
         Raises:
             ConfigError: Neither an rid nor `abort_all` was given.
@@ -297,11 +297,11 @@ class SGLangClient:
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
-        """Abort one request like `abort`, but send nothing once a router has answered that it lacks the endpoint."""
+        """Like `abort` for one request, but send nothing once a router has answered that it lacks the endpoint."""
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Return whether `/readiness` (on routers) or, if that is missing, `/health` answers with success.
+        """Return whether `/readiness` (on routers) or, if that endpoint is missing, `/health` reports success.
 
         Raises:
             ConfigError: The client belongs to another event loop.
@@ -326,8 +326,8 @@ class SGLangClient:
     async def server_info(self) -> ServerInfo:
         """Return the engine's model and limits, fetched once per `connection_epoch`.
 
-        Behind a router that does not report them, the values of the `ServerInfo` are None. If the engine is busy or
-        failing, the last known info is returned, and the next call fetches again.
+        Values that a router in front of the engine does not report are None. If the engine is busy or failing, the last
+        known info is returned, and the next call fetches again.
 
         Raises:
             ConfigError: The client belongs to another event loop.
@@ -375,10 +375,10 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Send the request once; return the JSON of a 200, or a `Fault`.
+        """Send the request once; return the JSON of an answer with status 200, or a `Fault`.
 
-        If the request reaches the read timeout or is cancelled, ask the engine to abort it; after a cancellation, only
-        if no router has answered that it lacks the endpoint.
+        If the request reaches the read timeout or is cancelled, ask the engine to abort it. After a cancellation, this
+        is skipped if a router has answered earlier that it lacks the endpoint for aborts.
 
         Raises:
             EngineUnavailableError: The read timeout was reached, and the engine did not confirm the abort.
@@ -432,7 +432,7 @@ class _AbortSender:
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
         self.in_flight: set[asyncio.Task[bool]] = set()
-        self.has_endpoint: bool | None = None  # False for routers; None until the first answer
+        self.has_endpoint: bool | None = None  # None until the first answer; False for most routers
         self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
@@ -450,7 +450,7 @@ class _AbortSender:
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         """Abort a request unless the server lacks the endpoint; return whether the engine confirmed.
 
-        Until the first call knows whether the server has the endpoint, later calls wait.
+        While the first call finds out whether the server has the endpoint, other calls wait.
         """
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
@@ -460,7 +460,7 @@ class _AbortSender:
         return self.has_endpoint is not False and await self._send_quietly(body, headers)
 
     def send_in_background(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> asyncio.Task[bool]:
-        """Start to send an abort, and return its task without waiting."""
+        """Send an abort in a task, and return the task without waiting."""
         task = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
         self.in_flight.add(task)
         task.add_done_callback(self.in_flight.discard)
@@ -529,7 +529,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive_int_or_none(raw.get("context_length"))
-    if context_length is None:  # the engine was started without one, or does not report it: `/v1/models` has the limit
+    if context_length is None:  # not set or not reported by the engine; `/v1/models` has it
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive_int_or_none(card.get("max_model_len"))

@@ -1,7 +1,7 @@
 """SGLang's native `/generate` API without HTTP: requests as bytes, answers as `Generation`, checked token by token.
 
 A single id outside the vocabulary kills an SGLang 0.5 server with all its processes, so ids are checked before they are
-sent. An answer is never padded or guessed: if its ids, counts and logprobs disagree, it is an error.
+sent. Answers are never padded or guessed: it is an error if an answer's ids, counts and logprobs disagree.
 """
 
 import json
@@ -26,15 +26,15 @@ _FORBIDDEN_FIELDS: Final = {
 class EncodedIds:
     """A growing prompt: token ids that are checked once and stored as the JSON of the request.
 
-    Appending costs time for the new ids only, however long the prompt is.
+    The time to append ids depends on their number only, not on the length of the prompt.
 
     Args:
         ids: The first ids.
-        vocab_size: Ids must be below it; None checks only that they are integers >= 0.
+        vocab_size: Ids must be below this number; if None, they are only checked to be integers >= 0.
 
     Raises:
-        TrajectoryError: From the constructor and `extend`, for a value that is not an int in the vocabulary. No id
-            is appended in this case.
+        TrajectoryError: From the constructor and `extend`: a value is not an int in the vocabulary. No id is appended
+            then.
     """
 
     __slots__ = ("_count", "_json", "vocab_size")
@@ -72,7 +72,7 @@ class EncodedIds:
         del self._json[size:]
 
     def to_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Return the ids as a JSON array between two byte strings, with a single copy."""
+        """Return the ids as a JSON array between `before` and `after`; the ids are copied only once."""
         return b"".join((before, self._json, b"]", after))
 
     def _describe_invalid(self, new: list[Any]) -> str:
@@ -102,7 +102,7 @@ def _encode_ids(ids: Sequence[Any]) -> bytes | None:
 
 
 class EncodedPrompt:
-    """Encodes the prompts of a trajectory's requests: its ids plus the context of the next turn, each id only once.
+    """Encodes the prompts of a trajectory's requests (its ids, then the context of the next turn), each id only once.
 
     Args:
         token_ids: The trajectory's own list, not a copy. It may grow, but its ids must not change.
@@ -119,7 +119,7 @@ class EncodedPrompt:
         self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
     def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Return whether this object encodes this very list of ids, not shortened, for this vocabulary size."""
+        """Return whether this object encodes the very list `token_ids`, not shortened since, for `vocab_size`."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
@@ -145,12 +145,12 @@ class EncodedPrompt:
 
 
 class GenerateRequest:
-    """The request of one generation; a retry changes only the rid. Later changes of the ids do not affect the request.
+    """The request of one generation; a retry changes only the rid. If `input_ids` changes later, the request does not.
 
     Attributes:
         rid: Request id of the last `body`.
         return_logprob: Require one logprob per output id.
-        prompt_length: Tokens that the engine must have read, if it reports them; None disables the check.
+        prompt_length: Number of tokens that the engine must report as read, if it reports any; None disables the check.
         max_new_tokens: Maximum number of sampled tokens; None disables the check.
 
     Raises:
@@ -214,7 +214,8 @@ class FinishReason:
 
     Attributes:
         type: "stop", "length" or "abort".
-        matched: For "stop": the token id (last of the output) or the string that ended the output, if reported.
+        matched: For "stop": the token id (the last of the output) or the string that ended the output; None if the
+            engine does not report it.
         length: For "length": the limit that was reached, if the engine reports it.
         message: For "abort": the engine's message.
         status_code: For "abort": an HTTP status if the engine aborted because of an error; None for a plain abort.
@@ -236,7 +237,7 @@ class Generation:
         logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
         finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
         text: The engine's decoding, for display; never encode it again.
-        meta_info: The engine's `meta_info` without nulls; all counts in it that slime sums are ints.
+        meta_info: The engine's `meta_info` without nulls, and without counts that slime sums if they are not ints.
         rid: Request id of the successful attempt.
         latency_s: Seconds from the call to the answer, including retries.
         attempts: Number of requests that were sent, at least 1.
@@ -293,11 +294,11 @@ class Generation:
 
 
 class NotJsonError(ValueError):
-    """A body is not JSON, for example because it is incomplete: the only invalid answer that is worth a retry."""
+    """A body is not JSON, for example because it is incomplete. Other invalid answers are not retried."""
 
 
 def load_json(body: bytes) -> Json:
-    """Decode JSON; NaN and Infinity are accepted, so that the check of logprobs can name the token.
+    """Decode JSON; accept NaN and Infinity, so that the later check of logprobs can name the token that has them.
 
     Raises:
         NotJsonError: The body is not JSON.
@@ -320,12 +321,12 @@ _WRONG_URL_HINT: Final = "; check that the URL is that of an SGLang server, whos
 def read_generation(
     answer: object, request: GenerateRequest, *, vocab_size: int | None, latency_s: float, attempts: int
 ) -> Generation:
-    """Check the decoded JSON of a 200, and convert it to a `Generation`.
+    """Check the decoded JSON of an answer with status 200, and convert it to a `Generation`.
 
     Args:
         answer: The decoded JSON.
         request: The request that was answered.
-        vocab_size: Output ids must be below it; None disables the check.
+        vocab_size: Output ids must be below this number; None disables the check.
         latency_s: For `Generation.latency_s`.
         attempts: For `Generation.attempts`.
 
@@ -336,7 +337,7 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_WRONG_URL_HINT}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    # SGLang's versions put logprobs in different fields; torchrl reads the second and third of these, too
+    # versions of SGLang put logprobs in different fields; torchrl reads the second and third of these fields, too
     # (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py)
     name = "output_token_logprobs"
     entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
@@ -393,7 +394,7 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
 
 
 def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
-    """Raise EngineResponseError if the answer is to another request or a prompt of another length, or is too long."""
+    """Raise EngineResponseError if an answer belongs to another request or prompt length, or has too many tokens."""
     answered_rid, read = meta.get("id"), meta.get("prompt_tokens")
     if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
@@ -441,7 +442,7 @@ def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int])
 def _are_logprobs(numbers: list[float]) -> bool:
     """Return whether all numbers are finite in float32 and at most `MAX_LOGPROB`.
 
-    There is no loop, since an answer has hundreds of logprobs.
+    There is no loop in Python, which would be slow for hundreds of logprobs.
     """
     try:
         total = sum(numbers)

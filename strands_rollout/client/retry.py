@@ -1,4 +1,4 @@
-"""Retries of HTTP requests: which are sent again, how often, and after which waits.
+"""Retries of HTTP requests: after which failures a request is sent again, how often, and after which waits.
 
 Used for engines (`client.client`), chat APIs (`client.chat_api`) and retrieval servers (`environments.search`).
 """
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from strands_rollout import errors
 
-DEFAULT_PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
+DEFAULT_PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to restart an engine
 DEFAULT_BACKOFF_BASE_S: Final = 0.25
 DEFAULT_BACKOFF_CAP_S: Final = 4.0
 _MAX_COUNTED_ATTEMPT_S: Final = 10.0
@@ -22,14 +22,14 @@ _MAX_COUNTED_ATTEMPT_S: Final = 10.0
 class FaultKind(StrEnum):
     """The kinds of failures that may be retried."""
 
-    UNREACHABLE = "unreachable"  # connection refused or lost, also as reported by a router; or a 5xx with a cut body
+    UNREACHABLE = "unreachable"  # connection refused or lost (a router may report this), or a 5xx with a cut body
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
     BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 with a cut body
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 
-# maximum attempts that fail in the same way, for kinds of faults that waiting does not cure
+# maximum number of attempts that may fail in the same way, for kinds of faults that don't pass with time
 _MAX_ATTEMPTS_BY_KIND: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 
 
@@ -53,9 +53,10 @@ class RetryPolicy:
     """The limits and waits of retries.
 
     Attributes:
-        patience_s: Maximum `Outage.waited_s` before the last attempt; 0 for a single attempt.
-        backoff_base_s: Longest first wait in seconds, doubled for each further failure. A wait is a random 50% to 100%
-            of the longest, or a server's Retry-After if that is longer, and never exceeds the rest of `patience_s`.
+        patience_s: Maximum of `Outage.waited_s` at the beginning of an attempt; 0 for a single attempt.
+        backoff_base_s: Longest first wait in seconds; each further failure doubles the longest wait. The actual wait is
+            a random 50% to 100% of the longest, or a server's Retry-After if that is longer; it never exceeds the rest
+            of `patience_s`.
         backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
 
@@ -74,7 +75,7 @@ class RetryPolicy:
             raise errors.ConfigError(f"got {self}; expected max_attempts >= 1, and seconds >= 0")
 
     def backoff_s(self, failed: int) -> float:
-        """Return the longest wait after `failed` attempts (1 or more), which doubles with each, up to the cap."""
+        """Return the longest wait after `failed` attempts (1 or more): it doubles with each attempt, up to the cap."""
         return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
 
 
@@ -83,8 +84,8 @@ class Outage:
 
     Attributes:
         faults: The failed attempts.
-        waited_s: Seconds since the first fault: all waits, plus at most 10 s of each later attempt, since a longer
-            attempt was generating.
+        waited_s: Seconds of patience used up since the first fault: all waits, plus each later attempt up to 10 s (in a
+            longer attempt, the engine was generating).
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -107,7 +108,7 @@ class Outage:
         return is_last or same_kind >= max_same_kind or self.waited_s >= policy.patience_s
 
     def next_wait_s(self, rng: random.Random) -> float:
-        """Count the next wait, and return its seconds: the backoff with jitter, or Retry-After if that is longer.
+        """Return the seconds of the next wait (backoff with jitter, or a longer Retry-After); add them to `waited_s`.
 
         The last wait is shortened so that it ends with the patience.
         """
@@ -147,11 +148,11 @@ async def with_retries(
     """Repeat an attempt until it returns an answer that is not a `Fault`, and return that answer.
 
     Args:
-        attempt: Sends the request once. Exceptions are not retried.
+        attempt: Sends the request once. An exception that it raises is not retried.
         policy: Limits and waits.
         on_wait: Called before each wait, with the failed attempts and the seconds of the wait.
         rng: Source of the jitter in waits.
-        sleep: Waits between attempts. Its exceptions end the retries.
+        sleep: Waits between attempts. An exception that it raises ends the retries.
         clock: Returns seconds, for `patience_s`.
 
     Raises:

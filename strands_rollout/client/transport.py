@@ -20,8 +20,8 @@ from strands_rollout.files.json_codec import Json
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
-# codes in the 500 with which sglang-router and its successor smg report that a worker is unreachable or closed the
-# connection; until slime removes that worker from the router's list, the router may send every request to it
+# error codes with status 500, by which sglang-router and its successor smg report that a worker is unreachable or has
+# closed the connection; until slime removes that worker from the router's list, the router may send every request to it
 _WORKER_LOST: Final = ("call_upstream_connection_failed", "call_upstream_request_error")
 _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 
@@ -34,7 +34,7 @@ def is_busy(status: int, body: bytes) -> bool:
 def fault_of_status(
     status: int, body: bytes, headers: httpx.Headers, *, url: str, endpoint: str = "/generate"
 ) -> Fault:
-    """Return the `Fault` of an answer other than a 200 if the request may be retried; otherwise raise.
+    """Return the `Fault` of an answer with a status other than 200 if the request may be retried; otherwise raise.
 
     Raises:
         EngineOverlongError: The engine answered that the request is longer than its context.
@@ -81,10 +81,10 @@ _KEEPALIVE_PROBES: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCN
 
 
 class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has no types
-    """An httpx transport on an aiohttp session, which the first request makes for the event loop that it runs on."""
+    """An httpx transport on an aiohttp session; the session is made by the first request, for its event loop."""
 
     def __init__(self, limits: httpx.Limits, *, secure: bool) -> None:
-        # `verify=False` without TLS, since loading certificates takes about 30 ms
+        # without TLS, `verify` is False, since loading certificates would take about 30 ms
         super().__init__(limits=limits, verify=secure, trust_env=True, client=self.session)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: list[socket.socket] = []
@@ -142,14 +142,14 @@ class DirectResponse:
         return httpx.Headers(list(self._response.raw_headers))
 
     async def aread(self) -> bytes:
-        """Read and decode the body; afterwards the connection is free, or closed if the body could not be read."""
+        """Read and decode the body; this frees the connection, or closes it if the body can't be read."""
         content = await self._response.read()
         if "Content-Encoding" not in self._response.headers:
             return content
         return httpx.Response(self.status_code, headers=self.headers, content=content).content
 
     async def aclose(self) -> None:
-        """Close the connection, unless reading the body has freed it."""
+        """Close the connection, unless it was freed when the body was read."""
         self._response.close()
 
 
@@ -164,7 +164,7 @@ class _Route:
 
 
 class EngineClient(httpx.AsyncClient):
-    """An httpx client that can POST directly through its aiohttp session while only plain settings are in use.
+    """An httpx client that can POST directly through its aiohttp session, unless its settings need httpx's layers.
 
     Through httpx's layers, an episode of 20 tool turns takes 31% more of the client's CPU time; see
     docs/performance.md.
@@ -276,17 +276,18 @@ def create_client(
 ) -> httpx.AsyncClient:
     """Make an httpx client for an engine, which many models can share; close it with `aclose()`.
 
-    The client may be made outside a running loop; it belongs to the loop of its first request. It ignores proxies in
-    the environment and does not follow redirects. Generations bypass httpx's layers if the client's settings
+    No event loop needs to run when the client is made; the client belongs to the loop of its first request. It ignores
+    proxies in the environment and does not follow redirects. Generations bypass httpx's layers if the client's settings
     allow that; see `EngineClient.post_direct`.
 
     Args:
         base_url: `http://host:port`, with a path prefix if a gateway needs one; the default scheme is http. A user and
             password in the URL are sent as basic authentication and never logged.
         max_connections: Maximum requests in flight; further requests wait for a free connection, without a time limit.
-        max_keepalive_connections: Accepted for compatibility with httpx; aiohttp keeps every idle connection for 4 s.
-        timeout: Seconds to wait for each read of an answer; None for no limit, as generations need.
-        connect_timeout: Seconds to open a connection.
+        max_keepalive_connections: Has no effect, since aiohttp keeps every idle connection for 4 s; accepted for
+            compatibility with httpx.
+        timeout: Seconds to wait for each read of an answer; None for no limit, which generations need.
+        connect_timeout: Seconds to wait for a connection to open.
         headers: Headers of every request, for example for authorization.
 
     Raises:
@@ -347,7 +348,7 @@ _PATH: Final = "/generate"
 async def post_generate(
     http: httpx.AsyncClient, body: bytes, *, headers: Mapping[str, str] | None, timeouts: httpx.Timeout, url: str
 ) -> object:
-    """POST a body to `/generate`; return the decoded JSON of a 200, or a `Fault` that may be retried.
+    """POST a body to `/generate`; return an answer's decoded JSON (status 200), or a `Fault` that may be retried.
 
     Raises:
         EngineOverlongError: The request does not fit the engine's context.
@@ -363,7 +364,7 @@ async def post_generate(
         )
     except READ_TIMEOUTS:
         return _timeout_fault(timeouts)
-    # ValueError: a header can't be written, for example because of a line break
+    # a ValueError means that a header can't be written, for example because of a line break
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:
         raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:

@@ -4,8 +4,8 @@
 0.2.90:
 
 - `run(code, "python") -> str`.
-- The in-process interpreter raises `InterpreterError` for faults of the code; the other interpreters raise it for
-  faults around the code (no Python, no Docker daemon).
+- The in-process interpreter raises `InterpreterError` for errors of the code; the other interpreters raise it for
+  faults that the code did not cause (no Python, no Docker daemon).
 - With `require_confirm=True`, an interpreter asks on stdin before it runs code.
 - `SubprocessInterpreter` answers `stdout(stderr: ...)(Execution failed with return code N)`, without the parts that do
   not apply. At its time limit, the stderr ends with "Process timed out after N seconds and was terminated.". The
@@ -67,8 +67,8 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
     """Return a function that makes the interpreter of a call, or always returns `interpreter` if that is an instance.
 
     Raises:
-        ConfigError: camel-ai can't be imported; or `interpreter` is nothing that `CamelExecutor` accepts, does not
-            accept the options, or would wait on stdin.
+        ConfigError: camel-ai can't be imported; `CamelExecutor` does not accept `interpreter`; or the interpreter does
+            not accept the options or would wait on stdin.
     """
     base = import_camel().BaseInterpreter
     found = _load_interpreter(interpreter) if isinstance(interpreter, str) else interpreter
@@ -174,10 +174,10 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 
 
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
-    """Return the result of a call whose `run` raised an error.
+    """Return the result of a call for which the interpreter's `run` raised `error`.
 
-    A fault of the code becomes its stderr, any other fault an `infra_error`. Code without statements, for which
-    `SubprocessInterpreter` raises an error, is no fault: its result is empty.
+    If the code caused the error, the result has the error in `stderr`; otherwise, in `infra_error`. If
+    `SubprocessInterpreter` raised it because the code has no statements, the result is empty.
     """
     message = f"{type(error).__name__}: {error}"
     if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
@@ -232,9 +232,9 @@ class CamelExecutor(LoopExecutor):
     by one call at a time and keeps its state.
 
     Cancelling `run` only stops waiting: camel can't end the code, which runs on to its end or to the interpreter's own
-    limit. Only `SubprocessInterpreter` receives the call's limit. Code that another interpreter does not end at the
-    call's limit is abandoned in its thread. While such code, or code of cancelled calls that is past its limit,
-    occupies `max_concurrency` threads, calls end in an `infra_error`.
+    limit. Only `SubprocessInterpreter` receives the call's limit. If another interpreter does not end the code at the
+    call's limit, the code is abandoned in its thread. Code of a cancelled call runs on in its thread, too. If
+    `max_concurrency` threads are occupied by such code past its limit, further calls end with an `infra_error`.
 
     Args:
         interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
@@ -244,8 +244,8 @@ class CamelExecutor(LoopExecutor):
         timeout_s: Default limit in wall-clock seconds, from the start of the interpreter's `run`; a call may set its
             own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Maximum number of calls that run at once; the others wait. Must be 1 for code that runs in this
-            process. Ignored (always 1) for an instance, except one of `SubprocessInterpreter`.
+        max_concurrency: Maximum number of calls that run at once; the others wait. Must be 1 if the interpreter runs
+            code in this process. Ignored (always 1) for an instance, except one of `SubprocessInterpreter`.
         reuse: Keep interpreters and their state between calls; for interpreters that are slow to start.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The protocol `CodeExecutor`, its result, executors by name, the queue in which calls wait, and the usable CPUs.
+"""The protocol `CodeExecutor` and its result, executors made from settings, a fair queue, and the usable CPUs.
 
 An executor that a setting names is made once per process and set of options, and shared. Backends are registered by
 dotted path and imported on first use.
@@ -31,21 +31,23 @@ class ExecutionResult:
     """The output of one piece of code, and how it ended.
 
     Attributes:
-        stdout: Decoded as UTF-8 (bad bytes become U+FFFD); only its head and tail if it was too long.
-        stderr: As `stdout`; tracebacks show only the code's own frames.
-        exit_code: The process's exit status, -N if signal N ended it, None with an `infra_error`. In a session, where
-            the process lives on: 1 after an uncaught exception, else 0 or the status set by `sys.exit`.
+        stdout: Standard output, decoded as UTF-8 (bad bytes become U+FFFD); only head and tail of output that is too
+            long.
+        stderr: Standard error, decoded and cut like `stdout`; tracebacks show only the code's own frames.
+        exit_code: The exit status of the process; -N if signal N ended it; None if there is an `infra_error`. In a
+            session, whose process continues after the code: 1 after an uncaught exception, otherwise 0 or the status
+            passed to `sys.exit`.
         timed_out: The time limit ended the code; `stdout` and `stderr` hold the output that the backend received
             until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to its end.
         killed_by: What ended the code from outside, such as a limit or a signal ("time limit of 30 s", "SIGSEGV
-            (crash)"); None if it ended by itself, or with an `infra_error`.
+            (crash)"); None if the code ended by itself, or if there is an `infra_error`.
         infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
             the model.
         queued_s: Seconds that the call waited before its code started, mainly for a free slot.
-        session_lost: The session's interpreter ended before or during this call: variables and files are gone, and
-            a fresh interpreter replaces it in this call or the next.
+        session_lost: True if the session's interpreter ended before or during this call. Its variables and files are
+            gone; this call or the next one gets a fresh interpreter.
     """
 
     stdout: str
@@ -81,13 +83,13 @@ class ExecutorFacts:
 class CodeExecutor(Protocol):
     """Runs Python code for an agent; safe to call from any number of tasks, threads and event loops.
 
-    A backend guarantees the following, except for what its own documentation excludes (see `CamelExecutor`):
+    A backend guarantees the following, unless its own documentation says otherwise (see `CamelExecutor`):
 
     - `run` never blocks the event loop, and cancelling `run` ends the code.
-    - Anything that the code does ends in an `ExecutionResult`, never in an exception.
+    - Whatever the code does, `run` returns an `ExecutionResult` and raises no exception.
     - stdin is empty. Of the caller's environment variables, the code sees at most those for the locale and for the
       folders of shared libraries.
-    - A fault of the backend itself is retried, where that is safe, before it is reported.
+    - If the backend itself fails, it repeats the call where that is safe, before it reports the failure.
 
     A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
     memory and isolation), and an async method `start`. `start` is awaited before an episode and raises the errors
@@ -104,7 +106,7 @@ class CodeExecutor(Protocol):
 
         Raises:
             ConfigError: `code` is not a string, `timeout_s` is not a positive, finite number, or `session` is not a
-                name or the backend keeps no sessions.
+                name, or is given although the backend keeps no sessions.
             SandboxError: The executor has been closed, or can't be started.
         """
         ...
@@ -131,7 +133,7 @@ def facts_of(executor: CodeExecutor) -> ExecutorFacts:
 
 
 def record_executor_fault(reason: str) -> SandboxError:
-    """Make the error for an `infra_error`, and record it on the current tool call in case the tool catches it."""
+    """Return the error to raise for an `infra_error`; also record it on the current tool call, in case it is caught."""
     fault, call = SandboxError(f"the code executor failed: {reason}"), current_call()
     if call is not None:
         call.faults.append(fault)
@@ -211,7 +213,7 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
-        # if two threads get here, the loser's executor is dropped: an executor that has not started holds nothing
+        # if two threads get here, one of the two executors is dropped: it has not started, so nothing must be closed
         return _shared.setdefault(key, make_executor(setting))
     return _shared[key]
 
@@ -262,7 +264,7 @@ def _resolve_factory(name: str) -> Callable[..., object]:
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
-"""Owner of the current call in `FairQueue`, set by the episode; all calls without an owner count as one owner's."""
+"""Owner of the current call in `FairQueue`, set by the episode. Calls without an owner count as calls of one owner."""
 
 
 _RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of closed event loops

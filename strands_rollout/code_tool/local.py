@@ -35,13 +35,13 @@ _REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """Find the files that code must read to import these distributions or modules: theirs and their requirements'.
+    """Find the files that code must read to import the distributions or modules in `names`, with their requirements.
 
     Returns:
         Folder -> names of files and folders in it.
 
     Raises:
-        ConfigError: One of the `names` is not installed; a missing requirement is skipped.
+        ConfigError: One of the `names` is not installed. A requirement that is not installed is only skipped.
     """
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
@@ -110,11 +110,11 @@ class LocalExecutor(CodeExecutor):
     /dev/null, and write only to its directory and these devices. It can't use the network, start programs or processes,
     signal other processes or raise its limits.
 
-    At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
-    code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
+    At the start, probes in a real child test what the kernel enforces. If the kernel enforces less than `isolation`
+    demands, the start fails. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
 
-    A supervisor that dies is replaced, and a stateless call that died with it is run once more. A call in a session
-    instead ends in an `infra_error`, because the session died too.
+    If the supervisor dies, it is replaced. A stateless call that was running is then repeated once; a call in a session
+    ends with an `infra_error`, because the session is lost, too.
 
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
@@ -128,16 +128,16 @@ class LocalExecutor(CodeExecutor):
             at least 2.
         libraries: Modules that can be imported besides the standard library, with the requirements of their
             distributions. Imported at the start.
-        isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", only the
-            limits and this filter; "rlimits", only the limits. In every mode, all layers that the machine supports are
-            enforced, except the `disabled_layers`.
-        programs: Allow code to start the machine's programs, such as a shell; the start then fails if `isolation` is
-            "full" or "seccomp". With `isolation` "files", a program can't use the network or reach other runs, and it
-            can read only programs, what they need, and the code's own files. `memory_mb` holds for each program.
-        scratch_dir: Folder for the code's directories; None for the temporary directory (for root /tmp, if other users
-            can enter only that).
+        isolation: Weakest mode that is accepted: "full"; "files" (no filter of system calls); "seccomp" (only the
+            limits and this filter); or "rlimits" (only the limits). In every mode, all layers that the machine supports
+            are enforced, except the `disabled_layers`.
+        programs: Allow code to start the machine's programs, such as a shell; `isolation` must then be "files" or
+            "rlimits". With "files", a program can't use the network or reach other runs, and it can read only programs,
+            what they need, and the code's own files. `memory_mb` applies to each program separately.
+        scratch_dir: Folder for the code's directories; None for the temporary directory (for root: /tmp, if other users
+            can enter /tmp but not the temporary directory).
         disabled_layers: Layers to treat as missing in the kernel: "user", "files", "landlock", "chroot", "syscalls".
-            For finding faults and for tests.
+            For debugging and tests.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -193,7 +193,7 @@ class LocalExecutor(CodeExecutor):
         self._lock = threading.Lock()
 
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context in which only one call of a session runs at a time; without a session, one without effect.
+        """Return a context that admits one call of `session` at a time, or all calls if `session` is None.
 
         A call enters this context before it waits for a slot, so that no call occupies a slot while it waits for its
         session.
@@ -291,7 +291,7 @@ class LocalExecutor(CodeExecutor):
         supervisor = self._supervisor
         if supervisor is not None and supervisor.is_usable and not self._closed:
             return supervisor
-        # calls that arrive together share one thread of the loop's small pool
+        # calls that arrive together share one task, so that they don't occupy all threads of the loop's small pool
         loop = asyncio.get_running_loop()
         starting = self._starting.get(loop)
         if starting is None:

@@ -51,9 +51,9 @@ class _LoopThread:
 class LoopExecutor(executors.StatelessExecutor):
     """Runs calls on its own event loop in a daemon thread, at most `max_concurrency` at once.
 
-    The first call starts the thread. A single loop means one connection pool, one semaphore and no lock in the
-    backend, however many loops call it; and a backend that blocks its loop briefly, for example to start a process,
-    blocks no other loop. An executor that nobody closed is closed when the interpreter exits.
+    The first call starts the thread. With a single loop, a backend needs one connection pool, one semaphore and no
+    lock, however many loops call it; and if a backend blocks its loop briefly, for example to start a process, no other
+    loop is blocked. An executor that nobody closed is closed when the interpreter exits.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LoopExecutor(executors.StatelessExecutor):
         return await executors.run_with_one_retry(lambda: self._run_in_slot(code, timeout_s))
 
     async def _run_in_slot(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Wait for a slot, then make one attempt; the wait counts in `queued_s`. Cancelling cancels the attempt."""
+        """Wait for a slot, then make one attempt; `queued_s` includes the wait. A cancellation ends the attempt."""
         worker = self._ensure_loop()
 
         async def attempt() -> ExecutionResult:
@@ -125,7 +125,7 @@ class LoopExecutor(executors.StatelessExecutor):
 
 def _run_loop(loop: asyncio.AbstractEventLoop, release: Callable[[], Coroutine[object, object, None]]) -> None:
     async def shut_down() -> None:
-        """Cancel calls that still run, as at the interpreter's exit, and release the backend's resources."""
+        """Cancel calls that still run (only at the interpreter's exit), and release the backend's resources."""
         remaining = asyncio.all_tasks() - {asyncio.current_task()}
         for task in remaining:
             task.cancel()
@@ -186,16 +186,17 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Return the result that the script's output reports; lines that are not the supervisor's are skipped.
+        """Return the result from the supervisor's report in the script's output; other lines are skipped.
 
-        Without a report, the result has an `infra_error` if nothing shows that the code started; otherwise it reports a
-        timeout (with `gave_up`) or the end of the supervisor, without the code's output.
+        If there is no report, and the output does not show that the code started, the result has an `infra_error`. If
+        the code started, the result says that it timed out (if `gave_up`) or that its supervisor ended, and has no
+        output of the code.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.
             stderr: The script's stderr, quoted if the script did not start.
             exit_code: The script's exit code, None if unknown.
-            gave_up: The sandbox stopped waiting before the script ended.
+            gave_up: True if the sandbox stopped waiting before the script ended.
         """
         result = self._find_report(stdout)
         if result is not None:

@@ -1,8 +1,8 @@
 """The supervisor that is sent to a remote sandbox: it forks a child for the code, enforces limits, and reports once.
 
 It runs without this package, on Python 3.8 or newer and POSIX, with the standard library only. `remote.py` sends it
-with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. A
-fault before the code starts counts as the sandbox's, a later fault as the code's.
+with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. If
+the first line is missing, the sandbox is at fault; if only the report is missing, the code is.
 
 Three processes, so that killing the first (as a sandbox does at its timeout, by process group) ends the others:
 
@@ -77,7 +77,9 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Fork, and return in the child, in a process group of its own; the parent waits for it, cleans up and exits.
+    """Fork, and return only in the child, which gets a process group of its own.
+
+    The parent waits for the child, removes the scratch directory and exits.
 
     Returns:
         The reading end of a pipe, which reaches its end of file when the parent dies.
@@ -123,8 +125,8 @@ def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, jo
     """Wait for a byte on the pipe `go`, then prepare this process for the code.
 
     The process gets an empty stdin, the two pipes as stdout and stderr, no other descriptors, the scratch directory as
-    working directory, HOME and TMPDIR, and the limits on memory and file size. Of its variables it keeps only the
-    `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the process exits.
+    working directory, HOME and TMPDIR, and the limits on memory and file size. Of its other environment variables, it
+    keeps only the `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the process exits.
     """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

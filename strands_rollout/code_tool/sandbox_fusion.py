@@ -13,8 +13,8 @@ sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and
   Therefore the script prints a small report in ASCII, and the code never writes to the server's pipes.
 - `stdin` may fail with a SandboxError of its own (verl's issue 4074), so it is not sent.
 - The server's Python is 3.10, and `run_timeout` starts before the interpreter does. With `isolation: none`, the
-  default, code can use the network. `memory_limit_MB` holds only with that setting, so the script limits its memory
-  itself as well.
+  default, code can use the network. `memory_limit_MB` has an effect only with that setting, so the script also limits
+  its own memory.
 - A server does not notice that a client has disconnected. Behind a gateway, 429, 502, 503 and 504 occur (verl's
   utils/reward_score/sandbox_fusion retries at 504); a busy server answers late (verl's issue 3478).
 """
@@ -89,11 +89,11 @@ class _Server:
 class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
-    A call goes to the server with the fewest requests in flight. A server that fails (unreachable, an HTTP status other
-    than 200, an answer that is not SandboxFusion's, "SandboxError", a script that did not start, no answer in time) is
-    avoided for 5 s, or for up to a minute if it fails repeatedly or asks to wait (Retry-After). The call is repeated
-    once: on another server, or on the only server if a second attempt may succeed there. Isolation depends on the
-    servers' configuration.
+    A call goes to the server with the fewest requests in flight. A server fails if it can't be reached, gives no answer
+    in time, answers with an HTTP status other than 200, with "SandboxError" or in another format, or does not start the
+    script. It is then avoided for 5 s, or for up to a minute if it fails repeatedly or asks to wait (Retry-After), and
+    the call is repeated once: on another server, or on the only server if a second attempt may succeed there. Isolation
+    depends on the servers' configuration.
 
     Cancelling `run` closes the request, which a server does not notice: the code runs on to its end or its time limit.
     A result's `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's

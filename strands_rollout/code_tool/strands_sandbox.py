@@ -117,7 +117,7 @@ class StrandsSandboxExecutor(LoopExecutor):
             raise
 
     async def _release(self) -> None:
-        """After a timeout or cancellation, give processes time to end: Strands lets the loop close their pipes."""
+        """After a timeout or cancellation, keep the loop running briefly, so that it closes the processes' pipes."""
         if self._cut_short:
             await asyncio.sleep(_PIPE_CLOSE_S)
 
@@ -133,14 +133,14 @@ def _load_sandbox(sandbox: Sandbox | str) -> Sandbox:
             found = found()
     if not isinstance(found, Sandbox):
         raise ConfigError(
-            f"sandbox gives {found!r:.80}; expected a strands.sandbox.Sandbox, the dotted path of one, or that of a "
-            "class or function that makes one"
+            f"sandbox gives {found!r:.80}; expected a strands.sandbox.Sandbox, or the dotted path of a Sandbox or of a "
+            "class or function that makes a Sandbox"
         )
     return found
 
 
 class _Output:
-    """Collects a program's output, which sandboxes deliver in chunks, at the end, or with a timeout."""
+    """Collects a program's output, which sandboxes deliver in chunks, in the result, or in the error of a timeout."""
 
     def __init__(self) -> None:
         self.stdout = ""
@@ -237,15 +237,15 @@ class CodeExecutorSandbox(Sandbox):
     Without sessions each call starts a fresh interpreter, and every file operation raises an OSError.
 
     Leaving the async context ends the session. A function that returns a `CodeExecutorSandbox` can therefore be a
-    resource of an episode: the sandbox's folder and processes then end with the episode. No tool is included: add
-    Strands' `shell` and `python_repl`, or the code tool.
+    resource of an episode: when the episode ends, the sandbox's processes are ended and its files deleted. No tool is
+    included: add Strands' `shell` and `python_repl`, or the code tool.
 
     Args:
         executor: The executor, which the caller closes.
         session: The session's name, if the executor keeps sessions; None for a random name.
-        max_timeout_s: Upper bound in seconds for the limit that a call sets (a model may set a tool's timeout), and the
-            limit of a call that sets none. None for no upper bound; a call that sets no limit then has the executor's
-            default limit.
+        max_timeout_s: Maximum time limit of a call in seconds, even if the call asks for more (a model may set a tool's
+            timeout); also the limit of a call that asks for none. None for no maximum; a call that asks for no limit
+            then has the executor's default limit.
 
     Raises:
         ConfigError: `max_timeout_s` is not a positive number.
@@ -270,7 +270,7 @@ class CodeExecutorSandbox(Sandbox):
         env: dict[str, str] | None = None,
         **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-        """Run a command with `sh -c`; its output arrives when it has ended, and its process group ends with it.
+        """Run a command with `sh -c`; when it has ended, yield its output and kill what is left of its process group.
 
         Raises:
             SandboxTimeoutError: The time limit ended the command.
@@ -305,7 +305,7 @@ class CodeExecutorSandbox(Sandbox):
         env: dict[str, str] | None = None,
         **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-        """Run Python code; its output arrives when it has ended.
+        """Run Python code; yield its output when it has ended.
 
         Yields:
             At most one chunk of stdout and one of stderr, then the result.

@@ -30,11 +30,11 @@ from strands_rollout.files.json_codec import Json
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
-_LOCK_DELAY_S: Final = 60.0  # the owner of a younger directory has perhaps not locked it yet
+_LOCK_DELAY_S: Final = 60.0  # a directory that is younger may still be unlocked although its owner lives
 
 
 class ScratchRoot:
-    """Owns the directory of an executor's files, locked while the executor lives.
+    """Owns an executor's scratch directory, which is locked while the executor lives.
 
     The directory is made in `parent`. Without a `parent`, it is made in the temporary directory, or for root in /tmp if
     other users can enter /tmp but not the temporary directory. Directories that dead executors of the same user left
@@ -72,9 +72,9 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Return the temporary directory; for root /tmp, if other users, such as the code's, can enter only that."""
+    """Return the temporary directory; or, for root, /tmp if other users can enter /tmp but not the former."""
     chosen = tempfile.gettempdir()
-    # only root changes the code's user
+    # only root runs the code as another user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
         return chosen
     return "/tmp"  # noqa: S108 - mkdtemp makes a directory of our own in it
@@ -184,7 +184,7 @@ class SupervisorLink:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close this process's descriptors only, as a fork must: the supervisor belongs to the forking process."""
+        """Close only this process's descriptors, not the supervisor; for a fork, whose parent owns the supervisor."""
         self._socket.close()
         self._stderr.close()
 
@@ -205,7 +205,7 @@ class SupervisorLink:
             self._answers.pop(number, None)
 
     def _send(self, request: bytes) -> None:
-        """Write what the socket accepts now, unless earlier requests wait; queue the rest for the writer thread."""
+        """Send what the socket accepts now (nothing if earlier requests wait); queue the rest for the writer thread."""
         with self._sending, contextlib.suppress(OSError):  # the reader thread notices the end of the process
             if not self._is_writing:
                 with contextlib.suppress(BlockingIOError):
@@ -282,7 +282,7 @@ def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: 
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # a fixed hash seed: sets print in the same order in every run, so that the policy trains on reproducible results
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
-    # macOS otherwise ends a fork that uses libraries which its parent has loaded
+    # without this, macOS kills a forked process that uses libraries loaded by its parent
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     return subprocess.Popen(  # noqa: S603 - a fixed command
         python_command("strands_rollout.code_tool.sandbox.supervisor", link.fileno(), settings),
@@ -313,7 +313,7 @@ class SandboxReport:
     Attributes:
         enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.
         missing: Layer -> reason why it is missing.
-        isolation: Strongest mode of which no layer is missing; "rlimits" if there is none.
+        isolation: Strongest mode of which no layer is missing; "rlimits" if there is no such mode.
         start_s: Seconds that the start took.
     """
 

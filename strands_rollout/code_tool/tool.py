@@ -1,4 +1,4 @@
-"""The code tool, which runs model-written Python: its specification, its results, and the tool of one episode.
+"""The code tool runs model-written Python. This module has its specification, formats results, and makes the tool.
 
 The shipped model was trained on this specification: changing a word of it changes the model's input.
 """
@@ -56,7 +56,10 @@ def code_tool_description(
     isolated: bool = True,
     keeps_state: bool = False,
 ) -> str:
-    """Return the tool's description for the policy, without the facts that are unknown (None, or `isolated=False`)."""
+    """Return the tool's description for the policy.
+
+    Unknown facts are omitted: memory or libraries if the argument is None, isolation if `isolated` is false.
+    """
     memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
     sentences = [
         "Run Python code and return what it prints, and the value of a last expression.",
@@ -80,11 +83,11 @@ class CodeCallTotals:
     """Totals over the code-tool calls of one episode."""
 
     calls: int = 0
-    queued_s: float = 0.0  # waiting before the code ran, mainly for a free slot; not part of `tool_timeout_s`
-    run_s: float = 0.0  # running code
-    timeouts: int = 0  # calls that the time limit ended
-    killed: int = 0  # calls that something else ended, such as another limit or a signal
-    nonzero_exits: int = 0  # calls whose code ended with an error of its own, such as an exception
+    queued_s: float = 0.0  # seconds of waiting before the code ran, mainly for a slot; not part of `tool_timeout_s`
+    run_s: float = 0.0  # seconds of running code
+    timeouts: int = 0  # calls ended by the time limit
+    killed: int = 0  # calls ended by another limit, a signal or the like
+    nonzero_exits: int = 0  # calls that ended with an error of the code, such as an exception
 
     def add(self, result: ExecutionResult) -> None:
         """Add one result to the totals."""
@@ -100,7 +103,7 @@ def format_result(result: ExecutionResult, max_output_chars: int | None = None) 
     """Return the text that the model reads: stdout, stderr, how a failed run ended, and whether a session was lost.
 
     Args:
-        result: Must have no `infra_error`, for which the tool raises SandboxError instead.
+        result: A result without `infra_error`; for an `infra_error`, the tool raises SandboxError instead.
         max_output_chars: Limit on stdout and stderr together; a longer text is cut in the middle. None for no limit.
     """
     printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
@@ -129,7 +132,7 @@ def code_tool(
     calls: CodeCallTotals | None = None,
     is_restarted: bool = False,
 ) -> CodeTool:
-    """Make a Strands tool that runs the model's Python on `executor` and describes that executor's capabilities.
+    """Make a Strands tool that runs the model's Python on `executor`; its description states the executor's facts.
 
     Args:
         executor: The executor; the caller closes it and the session.
@@ -137,13 +140,14 @@ def code_tool(
         max_output_chars: Maximum characters of output per call; longer output is cut in the middle with a marker.
         session: Name of an interpreter that all calls share; None for a fresh interpreter per call.
         calls: Totals to add each call to.
-        is_restarted: The session replaces one that the model has used: the first result tells the model so.
+        is_restarted: True if the model has used an earlier session, which this one replaces. The first result then
+            tells the model that variables and files are gone.
 
     Raises:
         ConfigError: `session` is given, and the executor keeps no sessions.
         SandboxError: Raised by a call of the tool if the executor itself failed. Strands turns a tool's exception into
             an error result for the model and keeps the exception as `AfterToolCallEvent.exception`. Code that drives
-            the agent must look for it there, because the model did not cause it.
+            the agent must check this attribute, because the model did not cause the failure.
     """
     spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
     restart_unreported = is_restarted
@@ -200,7 +204,7 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 @functools.cache
 def _input_validator() -> FunctionToolMetadata:
-    """Return the validator of a call's input, made once: each pydantic model costs half a millisecond."""
+    """Return the validator of a call's input; made only once, since a pydantic model takes half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code
@@ -251,7 +255,7 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCallTotals) ->
     timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
     owner_before = executors.CALL_OWNER.set(owner)
     try:
-        # earlier calls are those of an aborted episode, whose session ended with it
+        # earlier calls were made before an abort, which ended their session
         is_restarted = session is not None and calls.calls > 0
         yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls, is_restarted=is_restarted)
     finally:

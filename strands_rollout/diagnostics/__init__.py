@@ -1,7 +1,7 @@
 """Checks before and after a run: machine, servers, slime's flags, chat templates, data, rewards and saved episodes.
 
-This module has the doctor's options, the findings of checks, `run_checks`, and what several checks use. It imports
-nothing heavy, because the command line reads the options before it runs a command.
+This module contains the doctor's options, `Finding`, `run_checks`, and functions that several checks use. It imports
+no large packages, because the command line reads the options before it runs any command.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DoctorOptions:
     """The options of `strands-rollout doctor`, and the environment variables that set their defaults."""
 
     env: Mapping[str, str]  # environment variables of the run
-    repository: Path  # holds configs/ and scripts/; also data/, models/ and checkpoints/ unless `env` names others
+    repository: Path  # contains configs/, scripts/ and, unless `env` names other folders, data/, models/, checkpoints/
     base_urls: Annotated[
         list[str] | None,
         Option(
@@ -93,12 +93,12 @@ class DoctorOptions:
         Option(help="Checkout of Megatron-LM. Default: $MEGATRON_DIR, else beside slime, else the importable package."),
     ] = None
     prompt_key: str = "prompt"  # key of the prompt in the data sets
-    label_key: str | None = None  # key of the label; None for "label"
+    label_key: str | None = None  # key of the label; "label" if this is None
     gpus: Annotated[
         int | None,
         Option(
-            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. With --training: "
-            "the command's GPUs per node, else $NUM_GPUS, else 8. Otherwise: $NUM_GPUS, else 0.",
+            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set; otherwise, with "
+            "--training the command's GPUs per node, else $NUM_GPUS, else 8; without --training $NUM_GPUS, else 0.",
             min=0,
         ),
     ] = None
@@ -148,7 +148,8 @@ class DoctorOptions:
     @property
     def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        # names of slime's files in scripts/models begin in lower case and need no owner, unlike ids on the hub
+        # a name that begins in lower case is that of a file in slime's scripts/models: it needs no owner, unlike an id
+        # on the hub
         bare = self.model_id.removeprefix("OWNER/")
         name = bare if bare[:1].islower() else self.model_id
         model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {name}"
@@ -177,15 +178,15 @@ def find_repository() -> Path:
 class Finding:
     """The result of a check.
 
-    "error": a run would fail, or train on something other than intended. "warning": a run may do so, or something that
-    only some runs need is missing. "skipped": nothing was checked, or the problem does not concern this machine or the
-    isolation that was requested.
+    "error": a run would fail, or train on something other than intended. "warning": a run may fail or train on
+    something else, or something is missing that only some runs need. "skipped": nothing was checked, or the problem
+    does not matter on this machine or for the requested isolation.
     """
 
     name: str  # the checked part, such as "disk: checkpoints"
     status: Status
     found: str  # the result, with names and numbers
-    remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
+    remedy: str | None = None  # what to do, with the command to run if there is one; None if nothing is to be done
     facts: Mapping[str, Json] = field(default_factory=dict)  # values for programs that read the JSON, by name
 
 
@@ -210,7 +211,7 @@ def missing(name: str, found: str, remedy: str, *, needed: bool) -> Finding:
 
 
 def count_of(number: float, noun: str) -> str:
-    """Return a number with its noun, in the plural except for 1."""
+    """Return the number and the noun, such as "1 GPU" or "2 GPUs"."""
     shown = f"{number:g}" if isinstance(number, float) else str(number)
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
@@ -240,7 +241,7 @@ class Diagnosis:
         return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
 
     def show(self, console: Console) -> None:
-        """Print the findings, then the number of each status; skipped warnings about training share one line."""
+        """Print the findings, then the number of findings by status; skipped warnings about training share one line."""
         from rich.text import Text
 
         # a skipped finding has a remedy only if it was a warning about training
@@ -275,11 +276,11 @@ class Check:
 
 
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
-    """Run all checks and return their findings in the order of the checks; a check that raises gets an error finding.
+    """Run all checks and return their findings, in the order of the checks.
 
     Each check that waits runs in a thread of its own; the others, which import large packages, share one thread.
-    Checks that still run after `timeout_s` seconds, for example because a file system hangs, are abandoned. They get an
-    error finding, as do checks that have not started by then.
+    Checks that still run after `timeout_s` seconds, for example because a file system hangs, are abandoned. If a check
+    raises, is abandoned, or has not started by then, its finding is an error.
     """
     findings: dict[Check, list[Finding]] = {}
     started: list[Check] = []
@@ -324,7 +325,7 @@ def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The exit code and output of a program; if it was killed after its timeout, the code is None, the output empty."""
+    """The exit code and output of a program; after a timeout, the exit code is None and the output is empty."""
 
     exit_code: int | None
     stdout: str = ""
@@ -332,13 +333,13 @@ class ProgramResult:
 
     @property
     def printed(self) -> str:
-        """Standard error, then standard output, on one line of at most 300 characters; without both, the exit code."""
+        """Standard error, then standard output, on one line, cut to 300 characters; the exit code if both are empty."""
         text = " ".join(f"{self.stderr} {self.stdout}".split())
         return text[:300] or f"exit code {self.exit_code}"
 
 
 def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
-    """Run a program from `env`'s PATH without input; return None if the PATH has no such program.
+    """Run a program from the PATH in `env`, without input; return None if the PATH has no such program.
 
     After `timeout_s` seconds the program's process group is killed, and the result has no exit code and no output.
     """
@@ -363,8 +364,8 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
     finally:
         # a process that hangs inside a driver can't be killed, so abandon it
         with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
-            # not polled: the program may have ended before its children, and until it is reaped the kernel can't reuse
-            # the group's id
+            # read `returncode`, but don't poll: the program may have ended before its children, and `poll` would reap
+            # it, after which the kernel could give the group's id to other processes
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate(timeout=_KILL_WAIT_S)
@@ -377,5 +378,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # an import finds any folder named slime, as a namespace package
+        return []  # without an origin, it is only some folder named slime, which Python imports as a namespace package
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

@@ -89,7 +89,7 @@ _NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=name,memory.total,driver_versio
 _NVIDIA_SMI_TIMEOUT_S: Final = 10.0
 LAYER_MEANINGS: Final = {
     "limits": "memory, disk, files, threads, time",
-    "user": "another user than root",
+    "user": "a user other than root",
     "files": "no file but its own",
     "syscalls": "no network, process or device",
 }
@@ -102,7 +102,7 @@ _LAYER_REMEDIES: Final = {
 
 
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
-    """Run all checks, with `preflight` also those of its training command, and return their findings."""
+    """Run all checks and, if `preflight` is given, the checks of its training command; return all findings."""
     if preflight is not None:
         options = preflight.with_command_values(options)
     checks = [
@@ -262,8 +262,8 @@ def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Find
 async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:
     """Check that a server's tokenizer gives the same ids as the run's tokenizer; other ids can crash a server.
 
-    Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize; then the tokenizer is read from
-    the server's own folder, if this folder is on this machine.
+    Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize; for them, the tokenizer is read
+    from the server's own folder, if that folder is on this machine.
     """
     name, folder = "server tokens", options.tokenizer_dir
     has_tokenizer = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
@@ -288,7 +288,7 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
 
 
 def _encode_test_text(folder: Path) -> list[int] | None:
-    """Return the ids that a folder's tokenizer gives the test text; None if the folder has no working tokenizer."""
+    """Encode the test text with the tokenizer in a folder; return None if the folder has no working tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -390,8 +390,9 @@ def check_strands(_options: DoctorOptions) -> Iterator[Finding]:
 def check_disk(options: DoctorOptions) -> Iterator[Finding]:
     """Check free space and write permission of the folders that a run writes to, which need not exist yet.
 
-    Sizes are of Qwen3-8B: 8.2e9 parameters are 16.4 GB in bf16, as downloaded and again as converted for Megatron; a
-    save with the optimizer's state (bf16 weights, fp32 weights, two fp32 moments) holds 14 bytes a parameter, 115 GB.
+    The needed sizes are those of Qwen3-8B, which has 8.2e9 parameters. The model takes 16.4 GB in bf16, and 16.4 GB
+    again after the conversion for Megatron. A save with the optimizer's state takes 115 GB: 14 bytes per parameter, for
+    bf16 weights, fp32 weights and two fp32 moments.
     """
     needs_model = not (options.model.is_dir() and options.converted_model.is_dir())
     temporary = options.path_in_env("TMPDIR") or Path(tempfile.gettempdir())
@@ -418,7 +419,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_limits(_options: DoctorOptions) -> Iterator[Finding]:
-    """Check the memory (at most a container's limit), the limit on open files, and the shared memory."""
+    """Check the memory (the container's limit, if that is lower), the limit on open files, and the shared memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -468,7 +469,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     """Count the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; fewer than required are an error.
 
-    If no GPU is required, the lack of GPUs is a warning, also where CUDA_VISIBLE_DEVICES hides all of them.
+    If no GPU is required, it is a warning if there are none, or if CUDA_VISIBLE_DEVICES hides all of them.
     """
     env = options.env
     required = options.gpus
@@ -486,7 +487,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
         else:
             reason = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
         expected = f"; expected {required}" if required else ""
-        found = f"no GPU here: {reason}{expected}; training needs GPUs, an evaluation against a remote server none"
+        found = f"no GPU here: {reason}{expected}; training needs GPUs, an evaluation on a remote server does not"
         remedy = "to train, use a machine on which nvidia-smi lists GPUs; start a container with docker run --gpus all"
         yield missing("gpus", found, remedy, needed=bool(required))
         return

@@ -69,11 +69,11 @@ class Arguments:
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
-    """Return the arguments that a script prints in its dry run, if `_has_dry_run`, else the arguments in the file.
+    """Return the arguments that the script's dry run prints; if it has no dry run, the arguments in the file.
 
     Raises:
-        ConfigError: The file can't be read, is another kind of script or has an unclosed quote; or the dry run fails or
-            prints no command with train.py or train_async.py.
+        ConfigError: The file can't be read, is a script without a dry run, or has an unclosed quote; or the dry run
+            fails, or prints no command with train.py or train_async.py.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -99,11 +99,11 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 
 
 def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
-    """Return the arguments of `script`, of stdin for the path "-", or no arguments without a script.
+    """Return the arguments of `script`; the path "-" stands for stdin, and None for no arguments.
 
     Raises:
-        ConfigError: The file can't be read; stdin does not hold arguments, or the file neither arguments nor a script
-            of this package; or the script's dry run fails, or prints no command with train.py or train_async.py.
+        ConfigError: The file can't be read; the text of stdin, or of a file that is not a script of this package, can't
+            be split into arguments; or the script's dry run fails, or prints no train.py or train_async.py command.
     """
     if script is None:
         return Arguments((), "the command line")
@@ -124,7 +124,7 @@ def _has_dry_run(script: Path, text: str) -> bool:
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split shell-quoted arguments; drop the part of a command up to its train.py or train_async.py.
+    """Split text into shell-quoted arguments; in a command, skip everything up to train.py or train_async.py.
 
     Raises:
         ConfigError: The text is a script, contains code that only a shell can expand or run, or has an unclosed quote.
@@ -148,7 +148,7 @@ def read_arguments(text: str, source: str) -> Arguments:
 
 
 def _requote_ansi(quoted: re.Match[str]) -> str:
-    r"""Replace the $'a\nb' quotes of bash's `printf %q`, which shlex can't parse."""
+    r"""Quote text such as $'a\nb', which bash's `printf %q` writes, in a form that shlex can parse."""
     if quoted["ansi"] is None:
         return quoted[0]
     unescaped = quoted["ansi"].encode().decode("unicode_escape", "replace")  # UTF-8 is escaped byte by byte
@@ -158,7 +158,7 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
 def is_flag(word: str) -> bool:
     """Return whether argparse reads a word as a flag.
 
-    A flag begins with a hyphen, has more characters but no space (except after a "="), and is not a negative number.
+    A flag is a hyphen and at least one other character, has no space before a "=", and is not a negative number.
     slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
     reads -1e-5 as a flag, as this function does.
     """
@@ -167,7 +167,7 @@ def is_flag(word: str) -> bool:
 
 
 class Flag(BaseModel, frozen=True):
-    """A flag of argparse with all its names; rows of the recorded file lack fields that have their default value."""
+    """A flag of argparse with all its names; the recorded file leaves out fields that have their default value."""
 
     names: tuple[str, ...]
     system: str  # package that declares the flag: a key of TITLES
@@ -181,7 +181,7 @@ class FlagTable:
 
     flags: tuple[Flag, ...]
     left_out: frozenset[str]  # SGLang's flags, in slime's spelling, that slime does not pass on
-    abbreviating: frozenset[str]  # parsers that accept an unambiguous prefix of a flag for the flag
+    abbreviating: frozenset[str]  # parsers that accept an unambiguous prefix of a flag instead of the flag
     sources: tuple[str, ...]  # a line per system: the source of its flags (probed or recorded), and its version
 
     @cached_property
@@ -197,7 +197,7 @@ class FlagTable:
         return self._by_name.get(name, [])
 
     def expansions_of(self, name: str) -> list[str]:
-        """Return the names that begin with `name`, of flags whose parser accepts abbreviations."""
+        """Return the names of flags that begin with `name` and whose parser accepts abbreviations."""
         longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
         return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
 
@@ -256,8 +256,8 @@ def probe_flags(
 ) -> Json:
     """Run the probe on a checkout of slime and return its answer, as `flag_probe.read_all_flags` describes it.
 
-    `python` should have SGLang and what Megatron-LM requires. Without `megatron_dir`, Megatron-LM is looked for in
-    MEGATRON_DIR, or beside slime if this variable is not set; then among the importable packages.
+    `python` should have SGLang and the packages that Megatron-LM requires. Megatron-LM is imported from `megatron_dir`,
+    else from MEGATRON_DIR, else from the folder beside slime; if it is not there, the installed package is imported.
 
     Raises:
         ConfigError: `slime_dir` is None, or the probe failed or took longer than `timeout_s` seconds.
@@ -270,7 +270,7 @@ def probe_flags(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONHASHSEED": "0",  # lists that the parsers make of sets must not vary
+        "PYTHONHASHSEED": "0",  # the parsers turn sets into lists, whose order must not vary
     }
     answer = run_program(
         python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, timeout_s=timeout_s
@@ -286,10 +286,10 @@ def probe_flags(
 
 
 def find_slime_checkout(named: Path | None) -> Path | None:
-    """Return slime's checkout: `named`, else SLIME_DIR, else the checkout of the importable slime; None without one.
+    """Return slime's checkout: `named`, else SLIME_DIR, else that of the importable slime; None if there is none.
 
     Raises:
-        ConfigError: The folder `named`, or without it SLIME_DIR, is not a checkout of slime.
+        ConfigError: `named` is not a checkout of slime; or `named` is None, and SLIME_DIR is not a checkout of slime.
     """
     # PyPI has an unrelated package named slime, so look for files of THUDM's slime
     files = (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS)
@@ -310,7 +310,7 @@ class FlagFinding:
     """
 
     severity: Literal["error", "warning"]
-    flag: str  # as written in the command; also a word before the first flag
+    flag: str  # the flag as written in the command, or the word before the first flag
     problem: str
     nearest: str | None = None  # the known flag that was likely meant
 
@@ -325,7 +325,7 @@ class FlagFindings:
 
     flags: int  # number of flags in the command
     findings: tuple[FlagFinding, ...]  # errors first
-    unread: tuple[str, ...] = ()  # placeholders of a dry run for arguments that could not be read
+    unread: tuple[str, ...] = ()  # placeholders that a dry run printed for arguments that it could not read
 
     @property
     def ok(self) -> bool:
@@ -348,8 +348,8 @@ def report_flags(
         True if there is no error and, if `strict`, no warning.
 
     Raises:
-        ConfigError: There is no flag, or no slime in `slime_dir` or SLIME_DIR; or `read_command` can't read the
-            arguments.
+        ConfigError: The arguments have no flag, `slime_dir` or SLIME_DIR is not a checkout of slime, or
+            `read_command` can't read the arguments.
     """
     slime = find_slime_checkout(slime_dir)
     read = read_command(script, slime)
@@ -467,17 +467,17 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 
 
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Yield findings about numbers that don't fit together: of samples, optimizer steps, GPUs and replicas.
+    """Yield findings about numbers of samples, optimizer steps and GPUs that don't fit together.
 
-    The findings concern optimizer steps that a rollout does not fill, samples of a rollout that no optimizer step
-    uses, GPUs that form no whole replicas, and batches that Megatron's replicas can't share evenly.
+    The findings concern optimizer steps that need more samples than a rollout has, samples of a rollout that no
+    optimizer step uses, GPUs that form no whole replicas, and batches that Megatron's replicas can't share evenly.
 
-    Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
-    (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
+    Megatron checks at its start that the shares are even. It also does so if slime uses dynamic batch sizes, where the
+    micro batch is 1 (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the value of a flag, or `default` if the flag has none; 0 if the value is not only digits."""
+        """Return the value of a flag; `default` if the flag has no value, 0 if the value is not a decimal number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

@@ -1,9 +1,9 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
-Runs in its own process, with a Python that should have SGLang and what Megatron-LM imports, but need not have this
-package: so it imports nothing of this package. Executes slime's argument files without their imports from outside the
-standard library: these imports need Ray and GPU libraries, take minutes, and affect no flag. Of SGLang, its router and
-Megatron-LM, those whose flags can't be read are listed under `failed`.
+Runs in its own process. Its Python should have SGLang and the packages that Megatron-LM imports, but may lack this
+package; so this file imports nothing from it. Executes slime's argument files without their imports from outside the
+standard library: these imports need Ray and GPU libraries, take minutes, and affect no flag. If the flags of SGLang,
+its router or Megatron-LM can't be read, the error is listed under `failed`.
 """
 
 import __future__
@@ -61,11 +61,14 @@ class ArgumentsStandIn:
 
 
 def execute_file(path: Path, **names: object) -> dict[str, Any]:
-    """Execute a file with the given names, without its top-level imports of other packages; return its namespace."""
+    """Execute a file with `names` as additional globals, and return its namespace.
+
+    Top-level imports from outside the standard library are skipped.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     tree.body = [node for node in tree.body if _imported_packages(node) <= sys.stdlib_module_names]
     namespace: dict[str, Any] = {"__name__": path.stem, **names}
-    # annotations name classes of the imports that are left out
+    # annotations name classes from the skipped imports, so they must not be evaluated
     flags = __future__.annotations.compiler_flag
     exec(compile(tree, str(path), "exec", flags=flags, dont_inherit=True), namespace)  # noqa: S102 - slime's own code
     return namespace
@@ -86,7 +89,7 @@ def capture_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 
     def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
         seen.append(parser)
-        # if several flags have the same destination, the default of the first flag counts
+        # if several flags have the same destination, argparse uses the default of the first flag
         defaults = {action.dest: action.default for action in reversed(parser._actions)}
         return argparse.Namespace(**{**defaults, **parser._defaults}), []
 
@@ -118,7 +121,10 @@ def main_parser(
 
 
 def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
-    """Return a JSON row per flag of `parser`, called `name`; `systems` maps flags that are not slime's to packages."""
+    """Return a row for JSON per flag of `parser`.
+
+    `name` is the parser's name in the rows. `systems` maps each flag that is not slime's to its package.
+    """
     return [
         {
             "names": list(action.option_strings),

@@ -44,7 +44,7 @@ _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
 _OUTAGE_S: Final = 300.0  # an outage of all engines up to this length should cost no step
 _MEGATRON_TIMEOUT_S: Final = 50.0
-# Megatron's own rule for batch sizes; prints why it refuses them, or nothing
+# applies Megatron's own rule for batch sizes, and prints why Megatron refuses them, or nothing
 _MEGATRON_RULE: Final = """
 import sys
 from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator as Calculator
@@ -68,10 +68,10 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a command: the arguments that `read_command` reads for `script`, then `arguments`.
+    """Return the checks of a command: its arguments are those that `read_command` reads for `script`, then `arguments`.
 
-    If there is neither a script nor an argument, read Qwen3-8B's launch script; return None if the options name another
-    model, or Qwen3-8B's script is missing.
+    If there is neither a script nor an argument, read Qwen3-8B's launch script. In this case, return None if the
+    options name another model, or if Qwen3-8B's script is missing.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -90,7 +90,8 @@ class Prompts:
 
     Attributes:
         rows: Number of rows that slime takes.
-        lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
+        lengths: Tokens of the first request, with the system prompt and the tools, of some rows, evenly spread over
+            the data set.
         longest: Tokens of the longest request, among these rows and the rows whose prompts have the most characters.
     """
 
@@ -100,7 +101,7 @@ class Prompts:
 
 
 class Preflight:
-    """The checks of a command; each is a function of the doctor's options that yields findings."""
+    """The checks of a command: methods that take the doctor's options and yield findings."""
 
     def __init__(self, words: Sequence[str], source: str) -> None:
         self.command = TrainingCommand(tuple(words))
@@ -108,11 +109,11 @@ class Preflight:
         self._size = model_size(self.command)
 
     def with_command_values(self, options: DoctorOptions) -> DoctorOptions:
-        """Return the options with the model, files, GPUs per node and keys of rows that the command gives.
+        """Return the options, with the model, files, GPUs per node and keys of rows taken from the command.
 
         The options `data`, `gpus` and `model_name` take precedence over the command. The command takes precedence over
-        `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR. With
-        RAY_ADDRESS, the command's GPUs per node are left out, because they need not be on this machine.
+        `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR. If
+        RAY_ADDRESS is set, the command's GPUs per node are ignored, because they need not be on this machine.
         """
         command = self.command
         variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
@@ -151,7 +152,7 @@ class Preflight:
     def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that engines use all GPUs that generate, and that replicas share an optimizer step evenly.
 
-        Megatron-LM's own rule decides about the step if Megatron-LM can be run, else divisibility.
+        The second check runs Megatron-LM's own rule; if Megatron-LM can't be run, it checks divisibility.
         """
         command = self.command
         # --sglang-config has its own sizes of engines
@@ -192,7 +193,7 @@ class Preflight:
     def check_context(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the longest episode fits a micro batch and the model, and that responses leave tokens for prompts.
 
-        Evaluated episodes are checked against the model, and their responses against their context.
+        For evaluations, check that the context fits the model, and that responses are shorter than the context.
         """
         command, name = self.command, "command: context"
         context, response = command.context, command.int_value("--rollout-max-response-len")
@@ -225,7 +226,7 @@ class Preflight:
             yield good(name, f"{response} tokens of a response in a context of {context}{fits}")
 
     def check_memory(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that a training step fits a GPU, and that the concurrent episodes fit an engine's cache."""
+        """Check that a training step fits into a GPU's memory, and concurrent episodes into an engine's KV cache."""
         size, command = self._size, self.command
         if size is None:
             yield skipped("command: memory", "the size of the model is unknown, so memory is not computed")
@@ -240,14 +241,14 @@ class Preflight:
         model_gb = _weights_gb(options.model)
         cache = engine_cache(command, size, gpu_gb, model_gb)
         if cache is not None:
-            yield self._check_cache(cache, "" if model_gb else " in bf16, if the model is not quantized")
+            yield self._check_cache(cache, "" if model_gb else " (in bf16, if the model is not quantized)")
 
     def _check_cache(self, cache: EngineCache, assumption: str) -> Finding:
         name, needed = "command: KV cache", self._episode_tokens()
         command = self.command
         each = -(-command.concurrent_episodes // max(command.engines, 1))
-        weights = f"{cache.weights_gb:.0f} GB of weights a GPU{assumption}"
-        shown = f"{weights}, {max(cache.tokens, 0):,} tokens of cache an engine"
+        weights = f"{cache.weights_gb:.0f} GB of weights per GPU{assumption}"
+        shown = f"{weights}, {max(cache.tokens, 0):,} tokens of cache per engine"
         if cache.tokens // cache.parts < command.context:
             remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
             found = f"{shown}; one episode of {command.context:,} tokens does not fit"
@@ -289,14 +290,14 @@ class Preflight:
             yield good("command: disk", found)
 
     def _check_interval(self, name: str, flag: str) -> Iterator[Finding]:
-        """Yield an error for an interval of 0, by which slime's `should_run_periodic_action` divides after a step."""
+        """Yield an error if the interval is 0: slime's `should_run_periodic_action` divides by it after a step."""
         if self.command.int_value(flag, 1) == 0:
-            yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
+            yield error(name, f"{flag} is 0; slime divides by it after the first step", "set it to at least 1")
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that prompts keep their limit and leave enough tokens for a response, and that no step repeats rows.
+        """Check that prompts are within their limit and leave tokens for responses, and that no step repeats rows.
 
-        Not all rows are measured: see `measure_prompts`.
+        Only some of the rows are measured; see `measure_prompts`.
         """
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
@@ -365,7 +366,7 @@ class Preflight:
     def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
         """Yield an error for --log-passrate with fan-out: slime's pass rates need groups of equal size."""
         if settings_or_defaults(options).fan_out and self.command.has("--log-passrate"):
-            found = "fan_out is on, with which --log-passrate ends the run at its first training step"
+            found = "fan_out is on; with fan-out, --log-passrate ends the run at its first training step"
             yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")
 
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
@@ -493,7 +494,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _count_rows(path: str) -> int:
-    """Return the number of rows that slime takes of a JSONL file; 0 if it is unknown."""
+    """Return the number of rows that slime takes from a JSONL file; 0 if the number is unknown."""
     file, rows = data_file(path)
     if file.suffix != ".jsonl" or not _is_file(file):
         return 0
@@ -503,7 +504,7 @@ def _count_rows(path: str) -> int:
 
 
 def _weights_gb(model: Path) -> float | None:
-    """Return the GB of a model's weights, which may be in FP8 or int4; None if they are not here."""
+    """Return the GB of a model's weight files, which may be in FP8 or int4; None if there are none on this machine."""
     try:
         return sum(file.stat().st_size for file in model.glob("*.safetensors")) / GB or None
     except (OSError, ValueError):  # a ValueError for a path with a NUL, from Python 3.13 on
@@ -523,7 +524,7 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
     Args:
         path: The data set, as in slime's --prompt-data.
         options: The doctor's options.
-        tokenizer: Folder of the tokenizer; without a tokenizer.json in it, the options' `tokenizer_dir` is used.
+        tokenizer: Folder of the tokenizer. If it is None or lacks tokenizer.json, the options' `tokenizer_dir` is used.
 
     Raises:
         RolloutError: The settings, a row, a tool, the tokenizer or its template can't be used; or there are no rows.

@@ -52,7 +52,7 @@ class DumpedEpisode(SampledEpisode):
 
 
 def read_episode(path: Path, number: int) -> DumpedEpisode:
-    """Return the episode at an index of a dump, from 0.
+    """Return the episode at index `number` of a dump, counted from 0.
 
     Raises:
         ConfigError: The dump has no sample at this index.
@@ -167,7 +167,7 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
 def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
     """Yield the lines about an episode, each line with its style.
 
-    There are none if the whole text, encoded again, gives the same tokens, and no context differs.
+    Yield nothing if the whole text, encoded again, gives the same tokens, and no context differs.
     """
     if drift.first is None and not drift.mismatches:
         return
@@ -262,7 +262,7 @@ async def recorded_gaps(
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """Return the logprobs that the answer has for input tokens, by the token's position; None if it has none.
 
-    SGLang 0.5.23 reports the vocabulary's last id as 0 here, with the logprob of the last id
+    For the vocabulary's last id, SGLang 0.5.23 reports the id 0, but the last id's own logprob
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
 
     Raises:
@@ -287,7 +287,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
 
 
 def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
-    """Return one logprob per token, 0 for those of the prompt; empty if none were recorded, or all are 0."""
+    """Return one logprob per token, 0 for tokens of the prompt; empty if none were recorded, or all are 0."""
     recorded = episode.sample.rollout_log_probs
     if not recorded or not any(recorded):  # a sample that is excluded from training has zeros
         return []
@@ -346,7 +346,7 @@ async def run_replay(
 
 
 def _replay_params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the requested sampling parameters, else the recorded parameters if deterministic, else greedy sampling."""
+    """Return the requested sampling parameters, else deterministic recorded parameters, else greedy sampling."""
     own = _recorded_params(episode)
     if _is_deterministic(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}

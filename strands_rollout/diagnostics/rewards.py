@@ -79,7 +79,7 @@ class RewardCall:
     keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first one in the dict is used
     takes_groups: bool = False  # True if the function takes the list of a group's samples, as with slime's --group-rm
     grades_labels: bool = False  # True if this package's grading compares answers with the labels
-    settings: RolloutSettings | None = None  # settings of the configuration; None: rows' settings are not checked
+    settings: RolloutSettings | None = None  # the configured settings; if None, settings of rows are not checked
 
     @property
     def is_reward_func(self) -> bool:
@@ -89,8 +89,8 @@ class RewardCall:
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
         """Return the reward of each sample, in the samples' order.
 
-        If a call raises, or a call for a group returns no list of the group's rewards, each of its samples gets an
-        exception as its reward.
+        If a call raises, or a call for a group does not return a list with one reward per sample, the reward of each of
+        the call's samples is an exception.
         """
         if self.is_reward_func:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
@@ -100,7 +100,7 @@ class RewardCall:
             async with semaphore:
                 try:
                     return await self._call(given)
-                except Exception as e:  # a user's reward may raise anything; the other samples still count
+                except Exception as e:  # a user's reward may raise anything; the other samples are still scored
                     return e
 
         if not self.takes_groups:
@@ -146,7 +146,8 @@ def load_reward(
 ) -> RewardCall:
     """Load the reward at a dotted path, or this package's reward if `path` is None, with a configuration's settings.
 
-    Unless it takes groups, a function without slime's signature becomes the setting `reward` of this package's reward.
+    Unless `takes_groups` is true, a function without slime's signature is called through this package's reward, as its
+    setting `reward`.
 
     Raises:
         ConfigError: The function can't be loaded, or the configuration is invalid.
@@ -297,7 +298,7 @@ async def run_validate(
     faults += [RowFault(row.line, row.label, reason) for row, reason in invalid]
     invalid_lines = {row.line for row, _ in invalid}
     valid = [row for row in readable if row.line not in invalid_lines]
-    # the label of a row of IFEval names instructions, and is no answer
+    # leave out rows of IFEval: their label names instructions, and is not an answer
     rows = [row for row in valid if not reward.grades_labels or grading_of(row.metadata) != "ifeval"]
     failures: list[RowFault] = []
     with counter("ground truths") as on_done:
@@ -429,7 +430,7 @@ def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A sample of a dump with the numbers of its old and new reward; None for a reward that failed or has no number.
+    """A sample of a dump with its old and new reward as numbers; None if the reward failed or has no number.
 
     A sample without a new number was not scored: its status is aborted or pending, or `error` says why.
     """
@@ -460,7 +461,7 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
     """
     number = 0
     for records in _batches(read_dump(path)):
-        # copies, because a reward may change its sample, and the new dump must not have such a change
+        # copies: a reward may change the sample that it gets, and the new dump must not contain the change
         samples = {
             i: replace(record, values=copy.deepcopy({**record.values, "reward": None})).to_sample()
             for i, record in enumerate(records)
@@ -471,7 +472,7 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
             index, status, label = (record.values.get(name) for name in ("index", "status", "label"))
             ending = " ".join(str(record.values.get("response"))[-200:].split())[-_TEXT_WIDTH:]
             details = reward_details(record.to_sample())
-            has_failed = details.get("method") in FAILED_METHODS  # the number of such a reward must not be compared
+            has_failed = details.get("method") in FAILED_METHODS  # a failed reward must not be compared
             old = None if has_failed else reward.number(record.values.get("reward"))
             unscored = Rescored(number + i, index, status, label, ending, old)
             yield _with_new_reward(record, unscored, rewards[i], reward) if i in rewards else (record, unscored)

@@ -1,6 +1,6 @@
 """Checks of the files that a run reads: model, tokenizer, settings file, prompt data sets and `--eval-config`.
 
-The checks import large packages themselves, so that a failing import is a finding.
+Each check imports large packages in its own function, so that an import that fails becomes a finding.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
-    """Return the configured settings; without valid settings, the defaults with an automatic tool parser."""
+    """Return the configured settings; if they are missing or invalid, the defaults with `tool_parser` "auto"."""
     with contextlib.suppress(ConfigError):  # `check_config` reports the error
         if options.config_file or options.changes:
             return read_config_file(options.config_file, options.changes)
@@ -128,7 +128,7 @@ def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the settings are valid, and that what they name can be loaded; check workers and the journal too."""
+    """Check that the settings are valid, that what they name can be loaded, and that workers and journal work."""
     path = options.config_file
     if path is None and not options.changes:
         found = "no --config, no ROLLOUT_CONFIG, and no configs/math_code.yaml here: runs use the default settings"
@@ -192,7 +192,8 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data or of the checked command, else the data files of the launch scripts.
 
     A missing data file is an error only if --data or the command names it, or if a training run needs it and --training
-    is given. With the launch scripts' files, the file that EVAL_CONFIG names is checked; a fault in it is an error.
+    is given. If the launch scripts' files are checked, the file that EVAL_CONFIG names is checked too; a fault in it is
+    always an error.
     """
     if options.data:
         for path in options.data:
@@ -211,7 +212,7 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_eval_config(path: Path) -> Finding:
-    """Check slime's --eval-config and its data sets."""
+    """Check a file for slime's --eval-config, and the data sets that the file names."""
     from strands_rollout.evaluation.plan import read_eval_config
     from strands_rollout.play.options import Sampling
 

@@ -44,7 +44,7 @@ _CLONE_REMEDY: Final = (
     f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
 )
 _NAME: Final = "slime episode"
-# cluster modules that slime's rollout modules import; an episode does not use them
+# modules for clusters that slime's rollout modules import, but that an episode does not use
 _CLUSTER_MODULES: Final = {
     "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
     "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
@@ -62,7 +62,7 @@ _REMEDY: Final = (
 def check_slime(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Check that an importable `slime` is THUDM's, and that the checkout that would run is complete."""
+    """Check that an importable `slime` is THUDM's, and that the checkout that a run would use is complete."""
     packages = diagnostics.package_folders("slime", find_package)
     folder = _find_checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
@@ -150,7 +150,7 @@ def check_slime_episode(
     find_package: diagnostics.FindPackage = importlib.util.find_spec,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
-    """Check that slime's rollout loop completes an episode; yields nothing without a checkout of slime."""
+    """Check that slime's rollout loop completes an episode; yield nothing if there is no checkout of slime."""
     checkout = _find_checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return

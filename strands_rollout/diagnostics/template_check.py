@@ -59,7 +59,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
-            f"{folder} has no tokenizer.json; expected a fast tokenizer, which tells control tokens apart"
+            f"{folder} has no tokenizer.json; expected a fast tokenizer: others can't keep control tokens out of text"
         )
     try:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))
@@ -71,7 +71,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         return load_tokenizer(str(folder))
     except RolloutError:
         raise
-    except Exception as e:  # tokenizers raises plain Exceptions, and transformers any exception of its parts
+    except Exception as e:  # `tokenizers` raises plain Exceptions; `transformers` may raise any exception
         raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
 
 
@@ -150,7 +150,7 @@ def check_template(
 
 
 def _check_rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings on the encoding and on each kind of message to append, with `tool_findings` among them."""
+    """Yield a finding about the encoding and about each kind of appended message, with `tool_findings` in between."""
     with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
     yield _run_check("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
     yield _check_appends("user turns", template, turns, probe.USER_TURNS)
@@ -228,7 +228,7 @@ def _run_check(rule: str, template: TemplateRenderer, check: Callable[[], object
         return Finding(rule, "error", f"{e}{shown}", template_advice(template.source), facts)
     except TemplateError as e:
         return error(rule, str(e), template_advice(template.source))
-    return good(rule, "append-only" if rule != "encoding" else "the tokenizer's own ids, piece by piece")
+    return good(rule, "append-only" if rule != "encoding" else "text between control tokens has the tokenizer's ids")
 
 
 def _check_calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
@@ -271,7 +271,7 @@ def _check_reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerB
 def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> str:
     """Return "kept", "dropped" or "refused": what the template does with the reasoning of a turn before `following`.
 
-    Tries reasoning under its own key, then within the text.
+    Tries reasoning in the message's key `reasoning_content`, then in <think> tags within the text.
     """
     calls = {"tool_calls": [_TOOL_CALL]} if following["role"] == "tool" else {}
     for text in (
@@ -288,7 +288,7 @@ def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> s
 
 
 _RANDOM_EPISODES: Final = "random episodes"
-# stands in each of the policy's turns, in its text or an argument, so that the turn can be found in a rendering
+# mark in the text or an argument of each of the policy's turns, by which the turn is found in a rendering
 _MARK: Final = "policy-in-turn-{}-"
 _TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
 _TURN_TEXTS: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
@@ -325,8 +325,8 @@ class RandomEpisode:
     """A conversation determined by a seed, played through `SGLangModel` with a scripted engine.
 
     The tokens sent before each turn are compared with the tokenizer's rendering of all messages. Earlier turns must
-    keep their sampled tokens, and the tokens after the last of them must equal the rendering's. `tool_parser` must read
-    the calls; message kinds in `refused` are left out. With `is_silent`, messages with calls have no text; see
+    keep their sampled tokens, and the tokens after the last turn must equal the rendering's. `tool_parser` must read
+    the calls; message kinds in `refused` are left out. If `is_silent` is true, messages with calls have no text; see
     `TurnEnds`.
 
     Attributes:
@@ -334,7 +334,7 @@ class RandomEpisode:
         contexts: New tokens sent before each turn.
         turns: Sampled tokens of each turn.
         unread: Error about the first calls that the parser does not read as the template writes them; the episode
-            plays shorter calls instead. "" without such calls.
+            plays shorter calls instead. "" if there are no such calls.
     """
 
     def __init__(
@@ -459,7 +459,7 @@ class RandomEpisode:
             if not mark or at < 0:
                 raise TemplateError(f"the chat template leaves out turn {number} of the policy, or its end")
             rendered = after[at:]
-        # the tokenizer's own ids, except for texts that look like control tokens
+        # expect the tokenizer's own ids, unless a text looks like a control token
         is_plain = encoder.unescape(rendered) == rendered
         ids = encoder.encode_trusted(rendered) if is_plain else encoder.encode_rendered(rendered)
         expected = [*known, *(ids[1:] if known[-1:] == ids[:1] else ids)]
@@ -488,7 +488,7 @@ def _tool_function(name: str) -> dict[str, Json]:
 
 
 def _escape(value: Json, encoder: TokenEncoder) -> Json:
-    """Return a value whose texts, except roles, can't form control tokens."""
+    """Return the value with all texts except roles escaped, so that they can't form control tokens."""
     if isinstance(value, Mapping):
         return {key: item if key == "role" else _escape(item, encoder) for key, item in value.items()}
     if isinstance(value, list):

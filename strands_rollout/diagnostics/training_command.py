@@ -22,10 +22,10 @@ WEIGHT_BYTES: Final = 2  # bf16
 TRAINED_BYTES: Final = 6  # weights in bf16, gradients in fp32 (--accumulate-allreduce-grads-in-fp32)
 OPTIMIZER_BYTES: Final = 12  # fp32 weights and Adam's two moments; slime shards them over the replicas
 SAVED_BYTES: Final = 14  # bf16 weights and the optimizer's state
-# for each token and entry of the vocabulary: the logit in bf16 and in fp32, its softmax and its gradient
+# bytes per token and entry of the vocabulary: the logit in bf16 and in fp32, its softmax and its gradient
 LOGIT_BYTES: Final = 14
-# kept for the backward pass of a layer without recomputation, for each token and hidden unit: Korthikanti et al. 2022
-# (arXiv:2205.05198), section 4.1, without the quadratic term, which flash attention does not keep
+# bytes per token and hidden unit that a layer without recomputation keeps for its backward pass: Korthikanti et al.
+# 2022 (arXiv:2205.05198), section 4.1, without the quadratic term, because flash attention does not keep the scores
 LAYER_BYTES: Final = 34
 RUNTIME_GB: Final = 3.0  # CUDA's context, NCCL's buffers
 _LAYER_PATTERN: Final = re.compile(r"\[([\d,]*)\](?:\*(\d+))?")  # a term of [0]*3+[1]*45
@@ -41,8 +41,8 @@ class ModelSize:
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
-        query_groups: Parts into which GPUs can split the KV cache; 1 for latent attention, whose whole cache each GPU
-            holds.
+        query_groups: Parts into which GPUs can split the KV cache; 1 for latent attention, where each GPU holds the
+            whole cache.
         cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the model has layers of its own
             (`--spec`).
     """
@@ -116,8 +116,8 @@ class TrainingCommand:
         """True if a fully asynchronous run ends at its first evaluation.
 
         slime's fully asynchronous rollout function can't evaluate. slime's other functions would share a semaphore with
-        the worker's event loop (`GenerateState` in slime/rollout/sglang_rollout.py), which Python refuses as soon as an
-        episode has to wait.
+        the event loop of the rollout's worker (`GenerateState` in slime/rollout/sglang_rollout.py). Python raises an
+        error as soon as an episode has to wait for a semaphore of another event loop.
         """
         path = self.text("--eval-function-path") or ""
         has_own = path != "" and not path.startswith("slime.") and "fully_async" not in path
@@ -156,7 +156,7 @@ class TrainingCommand:
         return max(self.int_value("--rollout-num-gpus-per-engine", 1), 1)
 
     def parallel(self, kind: str) -> int:
-        """Return a parallel size, such as of "tensor-model"."""
+        """Return the parallel size of a kind such as "tensor-model"; 1 if the command does not set it."""
         return max(self.int_value(f"--{kind}-parallel-size", 1), 1)
 
     @property
@@ -197,13 +197,13 @@ class TrainingCommand:
 
     @property
     def saves(self) -> int:
-        """Saves of the whole run: at each interval, and after the last step; 0 without a folder or an interval."""
+        """Number of saves in the run: at each interval, and after the last step; 0 without a folder or an interval."""
         steps, interval = self.int_value("--num-rollout"), self.int_value("--save-interval")
         return ceil(steps / interval) if interval and self.has("--save") else 0
 
     @property
     def kept_saves(self) -> int:
-        """Saves that exist at once: the newest, the save that it replaces, and those that Megatron retains.
+        """Number of saves that exist at once: the newest, the save that it replaces, and those that Megatron retains.
 
         Without --save-retain-interval, Megatron retains all saves.
         """
@@ -214,10 +214,10 @@ class TrainingCommand:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the whole run: one at each interval, and one before the first step of a colocated run.
+        """Number of evaluations in the whole run: at each interval, and before the first step of a colocated run.
 
-        `--skip-eval-before-train` leaves out the evaluation before the first step. A run without steps evaluates once.
-        Without an interval, there are no evaluations.
+        With `--skip-eval-before-train`, there is no evaluation before the first step. A run without steps evaluates
+        once. Without an interval, there are no evaluations.
         """
         interval, steps = self.int_value("--eval-interval"), self.int_value("--num-rollout")
         if not interval:
@@ -229,7 +229,7 @@ class TrainingCommand:
 
 
 def model_size(command: TrainingCommand) -> ModelSize | None:
-    """Return the size of the model from Megatron's arguments; None if they don't give it."""
+    """Return the size of the model from Megatron's arguments; None if these arguments are missing."""
     layers, hidden = command.int_value("--num-layers"), command.int_value("--hidden-size")
     heads, vocabulary = command.int_value("--num-attention-heads"), command.int_value("--vocab-size")
     if not (layers and hidden and heads and vocabulary):
@@ -270,9 +270,9 @@ def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, 
 
 
 def _sparse_layers(command: TrainingCommand, layers: int) -> int:
-    """Return the number of layers with experts, which an interval or a pattern such as [0]*3+[1]*45 gives.
+    """Return the number of layers with experts: --moe-layer-freq is an interval, or a pattern such as [0]*3+[1]*45.
 
-    Without an interval or a pattern, all layers have experts; without --num-experts, none has.
+    Without --moe-layer-freq, all layers have experts; without --num-experts, none has.
     """
     if not command.int_value("--num-experts"):
         return 0
@@ -286,7 +286,7 @@ def _sparse_layers(command: TrainingCommand, layers: int) -> int:
 def training_memory(command: TrainingCommand, size: ModelSize) -> dict[str, float]:
     """Return the GB that each part of a training step takes on a GPU, for a micro batch of the maximum length."""
     tensor, pipeline = command.parallel("tensor-model"), command.parallel("pipeline-model")
-    # Megatron splits an expert over as many GPUs as a layer, unless told otherwise
+    # by default, Megatron splits an expert over as many GPUs as a layer
     expert_tensor = max(command.int_value("--expert-tensor-parallel-size", tensor), 1)
     expert_gpus = command.parallel("expert-model") * expert_tensor * pipeline
     shared, experts = size.shared / (tensor * pipeline), size.experts / expert_gpus
@@ -311,7 +311,7 @@ class EngineCache:
     Attributes:
         weights_gb: GB of weights on each GPU of the engine.
         tokens: Tokens that the cache holds; negative if the weights leave no memory for it.
-        parts: Parts of the cache, each for different episodes (SGLang's attention with data parallelism).
+        parts: Number of parts of the cache; each part serves other episodes (SGLang's data-parallel attention).
     """
 
     weights_gb: float
@@ -324,14 +324,14 @@ def engine_cache(
 ) -> EngineCache | None:
     """Return the KV cache of an engine; None if its size is unknown.
 
-    SGLang's --mem-fraction-static covers weights and cache; without it in the command, the size is unknown. Each GPU
-    holds the cache of its share of the query groups, and of at least one group.
+    SGLang's --mem-fraction-static covers weights and cache; if the command does not set it, the size is unknown. Each
+    GPU caches its share of the query groups, but at least one group.
 
     Args:
         command: The command.
         size: The model's size.
         gpu_gb: GB of a GPU.
-        model_gb: GB of the engine's weights; None for weights in bf16.
+        model_gb: GB of the engine's weights; None to compute it from `size`, for weights in bf16.
     """
     fraction = command.float_value("--sglang-mem-fraction-static", 0)
     if not size.cache_bytes or not fraction:
@@ -350,7 +350,7 @@ def saved_gb(command: TrainingCommand, size: ModelSize) -> float:
 
 
 def data_file(path: str) -> tuple[Path, slice]:
-    """Return the file of a path such as `rows.jsonl@[0:100]`, and the rows of it that slime takes.
+    """Return the file of a path such as `rows.jsonl@[0:100]`, and the slice of its rows that slime takes.
 
     The notation is slime's (slime/utils/data.py, `_parse_generalized_path`).
     """

@@ -1,28 +1,28 @@
-"""Dumps: samples in files, to be looked at, measured, replayed and trained on again.
+"""Dumps: samples saved in files, which can be viewed, measured, replayed and trained on again.
 
 The format, version 1: a dump is a text file in UTF-8, plain (`.jsonl`) or compressed by gzip (`.jsonl.gz`); a folder
-stands for all dumps in it. Each line is one sample, a JSON object that needs no other line, so files may be split
-between lines and concatenated. Its keys are:
+stands for all dumps in it. Each line is one sample, a JSON object that does not depend on other lines, so files may be
+split between lines and concatenated. Its keys are:
 
 - the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); a sample is written with all
   its fields, and readers keep fields that they do not know;
 - `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If the writer had a tokenizer, this object
-  also has `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not
-  valid UTF-8 alone: `{"94": [226, 130]}`; and `tokenizer`: `{"name": ..., "fingerprint": ...}`, the tokenizer's folder
-  or id on the hub, and a hash of its vocabulary.
+  also has `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they alone
+  are not valid UTF-8: `{"94": [226, 130]}`; and `tokenizer`: `{"name": ..., "fingerprint": ...}`, the tokenizer's
+  folder or id on the hub, and a hash of its vocabulary.
 
-A value that JSON can't express is an object with one key that begins with `$`; see `record`. A line with a higher
-version is refused; readers may ignore keys that are new within a version. The facts of the episode (turns, spans,
+A value that JSON can't express is an object with one key that begins with `$`; see `record`. Readers refuse a line with
+a higher version; they may ignore keys that are added without a new version. The facts of the episode (turns, spans,
 times, stop reason) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`.
 
 Secrets are masked in two ways:
 
-- by the names of keys, and as bearer tokens and secrets of URLs in texts: in `metadata` (except the saved messages of
-  an aborted episode), `train_metadata` and `apply_chat_template_kwargs`;
-- by their values, if these are in the writing process's environment or settings: in the same mappings, and in prompt,
-  response, label and reward.
+- by the names of keys, and by patterns for bearer tokens and for secrets in URLs: in `metadata` (except the saved
+  messages of an aborted episode), `train_metadata` and `apply_chat_template_kwargs`;
+- by their values, if the environment or the settings of the writing process contain them: in the same mappings, and in
+  prompt, response, label and reward.
 
-Tokens stay unmasked: they still spell the text that the policy read and wrote.
+Tokens are not masked: decoded, they are the text that the policy read and wrote.
 
 `read_dump` also reads other formats: samples without `strands_rollout_dump` (version 0), the results
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.

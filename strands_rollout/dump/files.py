@@ -1,6 +1,6 @@
 """Read and write the files of dumps, one sample at a time.
 
-A file can be read while a run still writes to it: each sample is handed to the operating system before the next one.
+A file can be read while a run still writes to it: each sample is flushed before the next one is written.
 
 slime's `--save-debug-rollout-data` is read without torch, and without running code from the file. `torch.save` writes
 an uncompressed zip with one pickle and the bytes of each storage (torch/serialization.py). slime saves
@@ -59,8 +59,8 @@ _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Yield each line that is not blank: its number from 1, the line, and whether it is complete.
 
-    The last line is incomplete (has no line end) if a run is still writing it, or was killed while it did. The end of
-    a truncated gzip file ends the lines without an error.
+    The last line is incomplete (has no line end) if a run is still writing it, or was killed while writing it. A
+    truncated gzip file is read up to its end, without an error.
 
     Raises:
         DumpError: The file can't be read, is damaged gzip, or has a line that is too long.
@@ -117,7 +117,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """Return the tokenizer folder that a dump names: of its first 16 samples, the first with a tokenizer counts.
+    """Return the tokenizer folder that a dump names, in the first of its first 16 samples that name a tokenizer.
 
     Raises:
         ConfigError: The samples name no tokenizer, or a tokenizer that is not on this machine.
@@ -138,7 +138,7 @@ def recorded_tokenizer(path: Path) -> Path:
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """Yield the samples of a dump unparsed, for readers that know most of them already; see `read_dump`."""
+    """Yield the samples of a dump unparsed, for readers that parsed most of them before; see `read_dump`."""
     files = dump_files(path)
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_SUFFIX_LIST}")

@@ -1,4 +1,4 @@
-"""A sample of a dump: its values as a line of JSON and back, its tokenizer, and the steps and times of its episode.
+"""A sample of a dump: its conversion to and from a line of JSON, its tokenizer, and its episode's steps and times.
 
 A value that JSON can't express is an object with one key that begins with `$`: `$tuple` (its items), `$bytes` (base64),
 `$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
@@ -298,7 +298,7 @@ class DumpRecord:
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
-        """Return a sample with these values, slime's or this package's; it shares lists with the record.
+        """Return a sample (slime's or this package's class) with these values; it shares lists with the record.
 
         Raises:
             DumpError: The values do not make a sample.
@@ -314,8 +314,8 @@ class DumpRecord:
 
         Args:
             sample: The sample, read through its `to_dict`.
-            token_texts: Bytes of token ids; missing and additional ids are allowed. From `TokenTexts`, the tokenizer is
-                recorded too.
+            token_texts: Bytes of token ids; missing and additional ids are allowed. If it is a `TokenTexts`, its
+                tokenizer is recorded too.
         """
         values: dict[str, Any] = sample.to_dict()  # type: ignore[attr-defined]
         if token_texts is None:
@@ -326,10 +326,10 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a dump record does not fit this tokenizer, to which `name` refers in the message.
+    """Raise ConfigError if a dump record was not written with the tokenizer of `texts`, which messages call `name`.
 
-    The tokenizer must have at least nine tenths of the record's ids; its fingerprint and its texts of ids must equal
-    those that the record has.
+    The tokenizer must have at least nine tenths of the record's ids. If the record has a fingerprint or texts of ids,
+    they must equal the tokenizer's.
     """
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
@@ -518,8 +518,8 @@ def _build_step(kind: str, at_s: object, s: object, **more: int | None) -> Step 
 def durations_of(facts: EpisodeFacts) -> dict[str, float] | None:
     """Return the seconds of generation, of tools, of waiting and of the whole episode; None if the whole is unknown.
 
-    Concurrent steps count once if the start of each step is recorded. Waiting is the rest, and includes the tools' wait
-    for the sandbox.
+    If the start of each step is recorded, time in which several steps run is counted once. Waiting is the rest, and
+    includes the time in which tools waited for the sandbox.
     """
     generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:

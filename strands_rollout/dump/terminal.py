@@ -1,7 +1,7 @@
 """Print to a terminal: texts of models and users safely, transcripts of samples, progress, and the next command.
 
-Terminal control characters are replaced by visible symbols. In a transcript, the first line of adjacent tokens of one
-kind begins with the kind as a word, so that the kind can be read without colors.
+Terminal control characters are replaced by visible symbols. In a transcript, adjacent tokens of one kind form a block;
+its first line begins with the kind as a word, so that the kind can be read without colors.
 """
 
 import os
@@ -45,7 +45,7 @@ _REPLACEMENTS: Final = (
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters as symbols, and those of `_ESCAPED` as escapes; newlines and tabs stay."""
+    """Replace control characters by symbols, and characters in `_ESCAPED` by escapes; keep newlines and tabs."""
     return text if text.isascii() and text.isprintable() else text.translate(_REPLACEMENTS)
 
 
@@ -59,9 +59,9 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout or stderr; without a terminal, its width is fixed, for tables.
+    """Return a console for stdout or stderr; if that is not a terminal, it is 140 columns wide, enough for tables.
 
-    rich decides about colors.
+    rich decides whether to print colors.
     """
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
@@ -71,7 +71,7 @@ def show_next(*words: object, folder: Path | None = None) -> None:
     """Print on stderr which command to run next, as the user must type it; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
-    # called by its path, as in the demo's script
+    # the user called the program by its path, as the demo's script does
     if program.name == name and shutil.which(name) != str(program):
         command = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
     change_folder = f"cd {shlex.quote(str(folder))} && " if folder else ""

@@ -31,7 +31,7 @@ SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
 _MIN_CONTEXT_TOKENS = 8
 logger = logging.getLogger(__name__)
 _BLAS_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-# Python's thread switch interval for `serve`; the default of 5 ms is longer than a decode step.
+# The thread switch interval that `serve` sets: Python's default of 5 ms is longer than a decode step.
 _SWITCH_INTERVAL_S = 0.0005
 _SELF_KILL_TIMEOUT_S = 4
 
@@ -42,15 +42,15 @@ class EngineSettings:
 
     Attributes:
         model_dir: A Qwen3 folder in Hugging Face layout.
-        served_model_name: Name at /v1/models until weights are updated, which makes their folder's path the name; None
-            for the path of `model_dir`, as in SGLang.
+        served_model_name: The model's name at /v1/models; None for the path of `model_dir`, as in SGLang. After an
+            update of the weights, the path of their folder is the name.
         context_length: Maximum tokens of prompt plus output; None for the model config's value.
         max_running_requests: Maximum generations that decode together; further generations are queued.
-        prefill_chunk_tokens: Maximum prompt tokens in one forward pass; fewer than twice as many are computed between
-            two decode steps.
+        prefill_chunk_tokens: Maximum prompt tokens in one forward pass. Between two decode steps, fewer than twice as
+            many prompt tokens are computed.
         prefix_cache_mb: Maximum size of the prefix cache in MB (10**6 bytes).
-        random_seed: Seed of generations without a sampling_seed, which are repeatable for the same order of requests;
-            None for a random seed.
+        random_seed: Seed of generations without a sampling_seed, so that the same requests in the same order get the
+            same tokens; None for a random seed.
 
     Raises:
         ConfigError: A maximum is not positive, or the context length is less than 8.
@@ -144,11 +144,11 @@ def serve(
 ) -> None:
     """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s of the signal, the process is killed.
 
-    This function sets the process's thread switch interval and, by environment variables that are not set yet, its
-    number of BLAS threads; the variables have no effect if NumPy is imported already.
+    This function sets the process's thread switch interval. It also limits BLAS to one thread by environment variables,
+    unless they are set already; they have no effect if NumPy was imported before.
 
-    `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments and
-    for errors, see `running_engine`.
+    `on_ready` is called with the base URL when requests are accepted; if it is None, the URL is logged. For the other
+    arguments and for errors, see `running_engine`.
     """
     # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
     if "numpy" in sys.modules:
@@ -171,7 +171,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
         signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
-    # The loop's own signal handlers would run only once the loop is no longer blocked.
+    # Not the loop's own signal handlers, which would not run while the loop is blocked.
     earlier = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         async with running as base_url:
@@ -190,7 +190,7 @@ _LOG_TAIL_BYTES: Final = 2000
 async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
     """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
-    `model_dir` None serves the shipped model.
+    If `model_dir` is None, the shipped model is served.
 
     Raises:
         EngineUnavailableError: The process exited or was not ready in time. The message ends with the last part of its
@@ -199,8 +199,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own, so that Ctrl-C reaches only this process, which lets its samples end before it stops the
-        # engine
+        # a session of its own, so that Ctrl-C does not stop the engine, but only this process, which first lets its
+        # samples end
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
@@ -218,7 +218,7 @@ def print_ready(base_url: str) -> None:
 
 
 def stop_with_stdin() -> None:
-    """Start a thread that sends SIGTERM to this process when its stdin closes, so that it ends with its parent."""
+    """Start a thread that sends SIGTERM to this process when stdin closes, so that it ends when its parent ends."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):

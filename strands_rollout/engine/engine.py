@@ -1,7 +1,7 @@
 """`Engine`: a loaded model with an asyncio interface to generate, pause and load new weights.
 
-An `Engine` belongs to one event loop. Its worker's thread owns the scheduler and computes steps; between two steps it
-runs the actions that were posted to it.
+An `Engine` belongs to one event loop. The thread of its `EngineWorker` owns the scheduler and computes steps; between
+two steps, this thread runs the actions that were posted to the worker.
 """
 
 import asyncio
@@ -154,9 +154,9 @@ class Engine:
     Attributes:
         model_path: Folder of the weights of the last successful update; at first the model's folder.
         weight_version: Version that the last successful update or renaming set; "default" at first. If an update
-            changes the weights but can't empty the cache, the old version stays, as in SGLang, but finished
+            changes the weights but can't empty the cache, `weight_version` is not changed, as in SGLang; but finished
             generations report the version that sampled them.
-        is_paused: True between `pause` and `resume`; new generations wait then.
+        is_paused: True between `pause` and `resume`; new generations wait until `resume`.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -184,11 +184,11 @@ class Engine:
         self.worker = EngineWorker(self._scheduler)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of running and of queued generations, without those held back by a pause or an update."""
+        """Return the numbers of running and queued generations; those held back by a pause or an update are neither."""
         return self._scheduler.counts()
 
     async def generate(self, request: EngineRequest) -> GenerationOutput:
-        """Run one generation to its end; cancelling the caller aborts it. Raises the errors of `stream`."""
+        """Run one generation to its end; abort it if the caller is cancelled. For errors, see `stream`."""
         async for output in self.stream(request):
             last = output
         return last
@@ -239,16 +239,16 @@ class Engine:
         await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
-        """Load the weights of a folder, whose model must have the same shape; with `flush`, empty the prefix cache.
+        """Load the weights of a folder, whose model must have the same shape; if `flush`, empty the prefix cache.
 
-        `version` None keeps the old version.
+        If `version` is None, the old version stays.
 
         Unless the engine is paused, this waits until all generations in flight have ended; new generations are held
         back until then.
 
         Returns:
             False if the cache could not be emptied, because generations are in flight (paused in place). The new
-            weights are used all the same, but `weight_version` and `model_path` keep their values.
+            weights are used nevertheless, but `weight_version` and `model_path` are not changed.
 
         Raises:
             ConfigError: The new weights can't be used; the old weights stay.

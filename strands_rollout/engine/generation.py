@@ -76,7 +76,7 @@ def read_text_codec(folder: Path) -> TextCodec:
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 """Finish reason of a generation that was aborted while it was queued, held back or prefilled."""
-# SGLang's scheduler sends tokens of a request without streaming in batches of this size to its front end
+# If a request does not stream, SGLang's scheduler sends its tokens to the front end in batches of this size
 # (SGLANG_FORCE_STREAM_INTERVAL).
 _FRONT_END_INTERVAL_TOKENS = 50
 
@@ -95,11 +95,11 @@ class GenerationOutput:
 
     Attributes:
         output_logprobs: Log probabilities of `output_ids`, of the same length.
-        cached_tokens: Prompt tokens found in the prefix cache; 0 if the generation never ran.
-        retractions: Number of times that a pause moved the generation back to the queue.
-        weight_version: Version that sampled the last token; the engine's version while unfinished.
-        weight_spans: All output tokens by version; complete when finished.
-        finish: SGLang's finish_reason object; None while unfinished.
+        cached_tokens: Number of prompt tokens found in the prefix cache; 0 if the generation never ran.
+        retractions: How often a pause moved the generation back to the queue.
+        weight_version: Version that sampled the last token; until the generation finishes, the engine's version.
+        weight_spans: The output tokens by version; complete once the generation has finished.
+        finish: SGLang's finish_reason object; None until the generation finishes.
     """
 
     request: EngineRequest
@@ -124,10 +124,10 @@ class InFlightGeneration:
     Attributes:
         notify: Called from any thread when the generation finishes or crashes and, for a stream, after each token.
         seed: 64-bit sampling seed; set when the generation is queued.
-        output_ids: Sampled ids. While the generation decodes, they are updated only for streams, stop strings and
-            penalties.
+        output_ids: Sampled ids. While the generation decodes, they are updated only if it streams, or has stop strings
+            or penalties.
         output_logprobs: Log probabilities; at least as many as `output_ids`.
-        cached_tokens: Prompt tokens found in the prefix cache; None before the first prefill.
+        cached_tokens: Number of prompt tokens found in the prefix cache; None before the first prefill.
         finish: Finish reason, set after all other fields are complete.
         crashed: True if the engine failed; `finish` is never set then.
     """
@@ -167,7 +167,8 @@ class InFlightGeneration:
 
     def output(self, current_version: str) -> GenerationOutput:
         """Return a snapshot; safe to call from any thread. An unfinished generation reports `current_version`."""
-        # Read `finish` first: if it is set, all else is complete. Read ids before logprobs, which are at least as many.
+        # Read `finish` first: if it is set, all other fields are complete. Read ids before logprobs, since there are
+        # always at least as many logprobs as ids.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
             request=self.request,
@@ -251,7 +252,7 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
 
 
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    """Return the fields with [logprob, id, text or null] triples, if the request asked for logprobs."""
+    """Return the fields with [logprob, id, text or null] triples; {} if the request did not ask for logprobs."""
     if not output.request.return_logprob:
         return {}
     with_text = output.request.return_text_in_logprobs
@@ -294,7 +295,7 @@ class Penalties:
         logits -= np.float32(p.frequency_penalty) * self._counts
         logits[seen] -= np.float32(p.presence_penalty)
         if p.repetition_penalty != 1.0:
-            # a smaller penalty is 0 in float32, or makes logits infinite
+            # a smaller penalty would be 0 in float32, or make logits infinite
             values, factor = logits[seen], np.float32(max(p.repetition_penalty, _MIN_REPETITION_PENALTY))
             logits[seen] = np.where(values < 0, values * factor, values / factor)
         if self._generated < p.min_new_tokens:
@@ -324,7 +325,7 @@ class SamplingRows:
         """Sample a token for each row from its logits [n, vocab_size], which are overwritten.
 
         `uniforms` are [n] random numbers in [0, 1), ignored for greedy rows. Returns [n] token ids and their [n] log
-        probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
+        probabilities under softmax(logits / temperature), without top-k, top-p and min-p, as SGLang reports them.
         """
         settings = self._rows[rows]
         logits /= settings["temperature"][:, None]
@@ -347,7 +348,7 @@ def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
     edges = weights.astype(np.float64)
     np.add.accumulate(edges, axis=1, out=edges)
     totals = edges[:, -1]
-    # Strictly below the total, so that the drawn token never has weight 0.
+    # Targets are strictly below the total, so that the drawn token never has weight 0.
     targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
     drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
     return drawn
@@ -357,8 +358,8 @@ def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Flo
     """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return them.
 
     Each of the three is applied to the whole distribution, as in SGLang: a token stays if fewer than top-k tokens are
-    ranked before it, if these have a total probability of at most top-p, and if its own probability is at least min-p
-    times the greatest.
+    ranked before it, if the tokens before it have a total probability of at most top-p, and if its own probability is
+    at least min-p times the greatest probability.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)
@@ -413,7 +414,7 @@ class DecodeBatch:
         return len(self.generations) == self._rows
 
     def join(self, generation: InFlightGeneration, length: int, seed: int) -> int:
-        """Add a generation whose prompt and earlier output (`length` tokens) are prefilled; return its row."""
+        """Add a generation whose prompt and earlier output (together `length` tokens) are prefilled; return its row."""
         row, request = len(self.generations), generation.request
         params, earlier = request.sampling, len(generation.output_ids)
         stop_ids = set() if params.ignore_eos else {*params.stop_token_ids, *self._eos_ids}
@@ -503,10 +504,10 @@ class DecodeBatch:
 
 
 def _random_numbers(seed: int, position: int, count: int) -> Doubles:
-    """Return the random numbers with which `seed` samples `count` tokens from `position` on.
+    """Return the random numbers that sample `count` tokens from `position` on.
 
-    As in SGLang, whose numbers differ from these, they depend only on seed and position: a request that continues a
-    partial output gets the same tokens as the uninterrupted generation.
+    As in SGLang, the numbers depend only on seed and position: a request that continues a partial output gets the same
+    tokens as the uninterrupted generation. The numbers are not those of SGLang.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

@@ -51,12 +51,12 @@ def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
 
 
 def _refuse_foreign_pages(host: str) -> Middleware:
-    """Return middleware that refuses requests which another site's page makes a browser send.
+    """Return middleware that refuses requests that a page of another site makes a browser send.
 
-    On loopback, the Host header must name this machine: otherwise a site could point its own name here (DNS rebinding).
-    The port may differ, as behind a tunnel. A server on the network may have any name, but browsers must use its
-    address, because another site could point a name of its own at it. Requests from pages of another origin are always
-    refused.
+    Requests from pages of another origin are always refused. If `host` is a loopback address, the Host header must name
+    this machine: otherwise another site could point its own name here (DNS rebinding). The port may differ, as behind a
+    tunnel. A server on the network may have any name; but since another site could point its own name at the server,
+    browsers must use the server's address.
     """
     is_local = host in _LOCAL_NAMES or (_is_address(host) and ip_address(host).is_loopback)
     names = {*_LOCAL_NAMES, host.lower(), f"[{host.lower()}]"}
@@ -102,7 +102,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _refusal_body(error: RequestRefusedError) -> dict[str, object]:
-    """Return the body of a refusal; as in SGLang, its form differs for a SchemaError, a ContractError, and others."""
+    """Return the body of a refusal; as in SGLang, its form depends on the error's class."""
     message = str(error)
     if isinstance(error, SchemaError):
         return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
@@ -132,7 +132,7 @@ async def _read_object(request: web.Request) -> dict[str, Any]:
 async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
     """Run `work` for a request, in a thread if the request's body is large.
 
-    The thread is a daemon, unlike asyncio's, so that running work doesn't delay the exit of the process.
+    Unlike asyncio's threads, the thread is a daemon, so that unfinished work doesn't delay the exit of the process.
     """
     if len(await request.read()) < _INLINE_BYTES:
         return work(*args)
@@ -173,7 +173,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     except RequestRefusedError as e:
         if not streams or isinstance(e, SchemaError):
             raise
-        # SGLang has already sent status 200 at this point.
+        # SGLang would have sent status 200 already, so the error is sent as an event.
         response = await _start_events(request)
         error = {"message": str(e), "type": "invalid_request_error", "code": 400, "retryable": False}
         await _send_event(response, {"error": error})

@@ -1,7 +1,7 @@
 """A Qwen3 causal LM in NumPy, fp32: config and weights of a Hugging Face folder, forward pass, keys and values.
 
-The module itself parses safetensors files with fp32, fp16 and bf16 (https://github.com/huggingface/safetensors#format),
-since NumPy has no bf16.
+The module has its own parser of safetensors files (https://github.com/huggingface/safetensors#format) with fp32, fp16
+and bf16, since NumPy has no bf16.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Doubles = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-# Far above the headers of real checkpoints (a few hundred bytes per tensor). The bound is needed because parsing JSON
+# Far more than the headers of real checkpoints (a few hundred bytes per tensor). A limit is needed because parsing JSON
 # holds the GIL.
 _MAX_HEADER_BYTES = 16_000_000
 Number = TypeVar("Number", bound=np.generic)
-# Stores a layer's keys and values and attends: (layer, q, k, v) -> [tokens, heads * head_dim].
+# Stores a layer's keys and values, and computes attention: (layer, q, k, v) -> [tokens, heads * head_dim].
 Attend: TypeAlias = Callable[[int, Floats, Floats, Floats], Floats]
 # BLAS chooses a kernel by the number of rows, and kernels differ in the last bits. All products with weights have this
 # many rows, so that a token's logits don't depend on the other tokens of a step.
@@ -40,7 +40,7 @@ _TILE_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of a checkpoint, as the forward pass needs it.
+    """The part of a checkpoint's configuration that the engine needs.
 
     Attributes:
         context_length: Maximum tokens of a sequence (max_position_embeddings).
@@ -146,7 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer; matrices are [in, out] and include the weights of an RMSNorm before them.
+    """The weights of one decoder layer; matrices are [in, out], multiplied by the weights of an RMSNorm before them.
 
     Attributes:
         qkv: Queries, keys and values, concatenated. The dimensions of each query and key head are interleaved, so that
@@ -156,7 +156,7 @@ class LayerWeights:
         out: The output projection.
         gate_up: Gate and up projections, concatenated. The gate is negated, which saves a pass over its product:
             silu(g) is g / (1 + exp(-g)).
-        minus_down: The down projection, negated: its sign and that of the gate cancel exactly.
+        minus_down: The down projection, negated, since the negated gate also negates its input.
     """
 
     qkv: Floats
@@ -168,7 +168,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights of a model; `head` includes the final norm's weights."""
+    """All weights of a model; `head` is multiplied by the final norm's weights."""
 
     embedding: Floats
     layers: tuple[LayerWeights, ...]
@@ -207,7 +207,7 @@ def read_tensors(folder: Path) -> dict[str, Floats]:
     return {name: read() for name, (_, read) in _stored_tensors(folder).items()}
 
 
-# A stored tensor's shape, and a function that reads it: the shape is checked before memory is allocated.
+# A stored tensor's shape, and a function that reads the tensor: the shape is checked before memory is allocated.
 _StoredTensor: TypeAlias = tuple[tuple[int, ...], Callable[[], Floats]]
 
 
@@ -252,7 +252,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
     def read() -> Floats:
         try:
             data = np.frombuffer(body[start:end].tobytes(), _DTYPES[dtype]).reshape(shape)
-        except ValueError as e:  # too many dimensions, or an empty tensor with one that is too large for NumPy
+        except ValueError as e:  # too many dimensions, or (in an empty tensor) a dimension too large for NumPy
             raise ConfigError(f"{path} has a tensor of shape {shape!r:.80}: {e}") from e
         if dtype == "BF16":
             # bf16 is the upper half of an fp32.
@@ -296,7 +296,7 @@ def _transpose_scaled(weight: Floats, norm: Floats | None = None) -> Floats:
 
 
 class Qwen3:
-    """A Qwen3 model with its weights; each call gets the `KvRows` that hold keys and values."""
+    """A Qwen3 model with its weights; the keys and values are in the `KvRows` that each call gets."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, context_length: int) -> None:
         self.config = config
@@ -327,7 +327,7 @@ class Qwen3:
         rotation = self._rotations[_pad_rows(positions), None]
         x = self.weights.embedding[_pad_rows(tokens)]
         mixed = np.zeros((len(x), self.config.heads * self.config.head_dim), np.float32)
-        with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
+        with np.errstate(over="ignore"):  # exp(-gate) may be inf; gate * up / inf is then correctly 0
             for index, layer in enumerate(self.weights.layers):
                 q, k, v = self._attention_inputs(layer, x, rotation)
                 mixed[:count] = attend(index, q[:count], k[:count], v[:count])
@@ -394,10 +394,10 @@ _TRIED_HEADS = 2
 _TRIED_LENGTH = 2048
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
-# A token's attention is bit for bit the same in any batch and chunk, so that a seed gives the same tokens whatever else
-# runs. BLAS orders its sums by the shapes of the operands. Therefore each token has products of its own (unless
-# `find_tokens_per_product` finds that shared ones have the same bits), over runs of tokens that end at a multiple of
-# _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
+# A token's attention is bit for bit the same in any batch and chunk, so that a seed samples the same tokens whatever
+# else runs. Since BLAS orders its sums by the shapes of the operands, each token has its own matrix products (unless
+# `find_tokens_per_product` finds that shared products have the same bits). These extend over runs of tokens that end at
+# a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
@@ -410,7 +410,7 @@ _RAGGED_WASTE = 1.25
 
 
 def find_tokens_per_product(group: int, head_dim: int) -> int:
-    """Return how many tokens' queries (4 or 1) share a product of BLAS with the same bits as in products of their own.
+    """Return how many tokens (4 or 1) can share one matrix product of their queries without changing a bit of a result.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
     So this function tries products of attention's shapes: `group` queries of `head_dim` dimensions per key and token.
@@ -433,9 +433,9 @@ def find_tokens_per_product(group: int, head_dim: int) -> int:
 class KvRows:
     """Keys and values of `rows` sequences of up to `context_length` tokens.
 
-    The token capacity at least doubles when a sequence needs more, up to `context_length`. Rows 0..n-1 decode together,
-    so the owner keeps the decoding rows at the front (`move`). Tokens are the last axis of all arrays: a decode step
-    then multiplies few queries by long contiguous runs, which BLAS does three times faster.
+    When a sequence needs more tokens than the capacity, the capacity at least doubles, up to `context_length`. Rows
+    0..n-1 decode together, so the owner moves the decoding rows to the front (`move`). Tokens are the last axis of all
+    arrays, so that a decode step multiplies few queries by long contiguous runs: BLAS is three times faster then.
     """
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int) -> None:
@@ -451,7 +451,7 @@ class KvRows:
         self._causal_bias = np.where(is_visible, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
         self._tokens_per_product = find_tokens_per_product(config.heads // config.kv_heads, config.head_dim)
-        # Rows from here on were never written: their memory is not allocated yet, and `reserve` must not touch it.
+        # Later rows were never written: their memory is not allocated yet, and `reserve` must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
@@ -486,7 +486,7 @@ class KvRows:
         self._bias[target, length:] = _MASKED
 
     def attend_chunk(self, row: int, start: int, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Store a chunk of one sequence and attend causally; return [tokens, heads * head_dim]."""
+        """Store a chunk's keys and values, and compute its causal attention: [tokens, heads * head_dim]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
         self._written_rows = max(self._written_rows, row + 1)
@@ -535,7 +535,7 @@ class KvRows:
         ]
 
     def attend_step(self, lengths: Ints, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Store one token of each row i at position `lengths[i]` and attend; return [rows, heads * head_dim]."""
+        """Store k and v of row i's token at `lengths[i]`, and compute its attention: [rows, heads * head_dim]."""
         rows, heads, head_dim = q.shape
         keys, values = self._cache[:, layer]
         keys[self._index, :, :, lengths] = k

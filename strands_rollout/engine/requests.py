@@ -16,13 +16,13 @@ from strands_rollout.files.json_codec import Json
 
 Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30  # SGLang's top_k without a limit
-# Maximum generations of one call, that is, prompts times n: each takes memory, also in the queue.
+# Maximum generations of one call (prompts times n), since each takes memory, even in the queue.
 MAX_GENERATIONS = 1024
 # SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context less _PROMPT_RESERVE.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
-# Generous number of characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is probably
-# too long, so only that many characters from its beginning are encoded at first.
+# Hardly any text has more characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is
+# probably too long, so only that many characters from its beginning are encoded at first.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -38,7 +38,7 @@ _UNSUPPORTED = (
     "top_logprobs_num",
     "token_ids_logprob",
 )
-# SGLang's sampling parameters in SGLang's order, in which its error about an unknown name lists them.
+# SGLang's sampling parameters, in the order in which SGLang's error about an unknown name lists them.
 _KINDS = (
     {"max_new_tokens": "i64", "stop": "strings", "stop_token_ids": "ids", "stop_regex": "unsupported"}
     | {"temperature": "f64", "top_p": "f64", "top_k": "i64", "min_p": "f64"}
@@ -71,7 +71,7 @@ class SamplingParams:
     """Checked sampling parameters of one generation.
 
     A generation is greedy if top_k is 1. As in SGLang, a temperature below 1e-6 is replaced by top_k 1 and temperature
-    1.0, at which the logprobs are then computed. With max_new_tokens None, the context is the limit.
+    1.0, at which the logprobs are then computed. If max_new_tokens is None, only the context limits the output.
     """
 
     max_new_tokens: int | None = 128
@@ -100,7 +100,7 @@ class SamplingParams:
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
     """Turn the JSON object `sampling_params` of a request into checked parameters.
 
-    A null means the default, except for `max_new_tokens`: there, only the context is the limit.
+    A null means the default, except for `max_new_tokens`, where it means that only the context limits the output.
 
     Raises:
         ContractError: A name is unknown, or a type is wrong.
@@ -197,7 +197,7 @@ class RequestLimits:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Exclusive maximum of prompt tokens (SGLang's max_req_input_len)."""
+        """A prompt must have fewer tokens than this number (SGLang's max_req_input_len)."""
         return self.context_length - _PROMPT_RESERVE
 
 
@@ -205,8 +205,8 @@ class RequestLimits:
 class EngineRequest:
     """A checked request for one generation.
 
-    It has at least one input id, all ids are in the vocabulary, and `max_new_tokens` fits the context. Aborts select
-    it by its rid, which is unique among the requests in flight.
+    It has at least one input id, all ids are in the vocabulary, and `max_new_tokens` fits the context. The rid selects
+    the request for an abort; it is unique among the requests in flight.
     """
 
     rid: str
@@ -219,7 +219,7 @@ class EngineRequest:
 
 
 def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Encode) -> tuple[list[EngineRequest], bool]:
-    """Turn the JSON body of a /generate call into requests: `n` for each prompt.
+    """Turn the JSON body of a /generate call into requests, `n` requests for each prompt.
 
     Returns:
         The requests, and True if the response is a list.
@@ -267,7 +267,7 @@ def encode_within_limits(text: str, limits: RequestLimits, encode: Encode) -> li
     """
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
-    # In the whole text, the last tokens of the head may be other tokens, but never half of the head's tokens.
+    # In the whole text, the head may end with other tokens; but these are never half of the head's tokens.
     if len(head) < len(text) and len(ids) >= 2 * limits.context_length:
         raise _too_long(f"more than {len(ids)}", limits)
     return ids if len(head) == len(text) else encode(text)
@@ -370,9 +370,10 @@ def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
 
 
 def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """Return an rid for each generation: the request's rids, a batch's single rid with a number, or new rids for n > 1.
+    """Return an rid for each generation.
 
-    A generation for which the request has no rid gets a new rid, too.
+    If n > 1, or if the request has no rid for a generation, the rid is new. If a batch has a single rid, each of its
+    generations gets this rid with a number.
     """
     rid = body.get("rid")
     rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts

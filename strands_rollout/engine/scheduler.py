@@ -1,8 +1,8 @@
 """Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
-Generations join between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall the others. A
-prefix cache supplies the beginnings that prompts share with earlier sequences. Once the worker has started, all code
-here except `Scheduler.counts` runs in the worker's thread.
+Generations join the batch between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall other
+generations. Beginnings that prompts share with earlier sequences come from a prefix cache. Once the worker has started,
+all code here except `Scheduler.counts` runs in the worker's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from strands_rollout.engine.generation import (
 from strands_rollout.engine.qwen3 import Floats, Ints, KvRows, ModelWeights, Qwen3
 
 PauseMode = Literal["abort", "retract", "in_place"]
-# After an overflow, the cache shrinks to this share of its capacity, so that not every insertion evicts.
+# When the cache overflows, it shrinks to this share of its capacity, so that not every insertion has to evict.
 _EVICTION_TARGET_SHARE = 0.9
 
 
@@ -81,7 +81,7 @@ class PrefixCache:
             self._evict(int(self.capacity_tokens * _EVICTION_TARGET_SHARE))
 
     def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
-        """Return the nodes along `tokens`, each with its count of matching tokens; only the last may match in part."""
+        """Return the nodes along `tokens`, each with its number of matching tokens; only the last may match in part."""
         self._clock += 1
         path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
@@ -101,7 +101,7 @@ class PrefixCache:
 
     def _split(self, node: _CacheNode, count: int) -> _CacheNode:
         """Split `node` after `count` tokens, and return the new upper part."""
-        # Copies, since a view would keep the whole block in memory after one part is evicted.
+        # Copies, since views would keep the whole block in memory even if one part is evicted.
         upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
@@ -175,7 +175,7 @@ class Scheduler:
         self._batch = DecodeBatch(model.config, max_running, context_length, decode)
         self._cache = PrefixCache(cache_tokens)
         self._waiting: deque[InFlightGeneration] = deque()
-        # Held back by a pause or an update: SGLang keeps these in its front end, where its scheduler can't see them.
+        # Generations held back by a pause or an update: SGLang keeps them in its front end, unseen by its scheduler.
         self._held: deque[InFlightGeneration] = deque()
         self._prefill: _Prefill | None = None
         self._aborted: set[InFlightGeneration] = set()
@@ -192,7 +192,7 @@ class Scheduler:
         return bool(len(self._batch)) or self._prefill is not None
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of running and of queued generations, without those held back by a pause or an update."""
+        """Return the numbers of running and queued generations; those held back by a pause or an update are neither."""
         return len(self._running()), len(self._waiting)
 
     def in_flight(self) -> list[InFlightGeneration]:
@@ -200,13 +200,13 @@ class Scheduler:
         return [*self._running(), *self._waiting, *self._held]
 
     def submit(self, generation: InFlightGeneration) -> None:
-        """Queue a generation; while paused, or while an action waits for idle, hold it back."""
+        """Queue a generation; hold it back while the scheduler is paused or a `when_idle_or_paused` action waits."""
         seed = generation.request.sampling.sampling_seed
         generation.seed = self._seeds() if seed is None else seed % 2**64
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` immediately if paused, else when nothing runs or is queued; new generations wait until then."""
+        """Run `action` now if paused, else when no generation runs or is queued; until then, hold back new ones."""
         if self.paused:
             action(self)
             return
@@ -214,7 +214,7 @@ class Scheduler:
         self.run_idle_actions()
 
     def run_idle_actions(self) -> None:
-        """Run the actions of `when_idle_or_paused` if nothing runs or is queued; called between steps."""
+        """Run the actions of `when_idle_or_paused` if no generation runs or is queued; called between steps."""
         if self._when_idle and not (self.is_busy() or self._waiting):
             while self._when_idle:
                 self._when_idle.popleft()(self)
@@ -243,23 +243,20 @@ class Scheduler:
         self._release_held()
 
     def flush(self) -> bool:
-        """Empty the prefix cache and return True; if generations run, do nothing and return False.
-
-        Queued generations prevent it too, except during a pause.
-        """
+        """Empty the prefix cache and return True; if generations run (or, unless paused, are queued), return False."""
         if self.is_busy() or (self._waiting and not self.paused):
             return False
         self._cache.clear()
         return True
 
     def replace_weights(self, weights: ModelWeights, version: str | None) -> None:
-        """Use other weights from the next step on, and report them as `version`; None keeps the version."""
+        """Use other weights from the next step on, and report them as `version`, unless `version` is None."""
         self._model.weights = weights
         if version is not None:
             self.rename_weights(version)
 
     def rename_weights(self, version: str) -> None:
-        """Report the weights as `version` from the next token on; generations with output close their version span."""
+        """Report the weights as `version` from the next token on; close the version spans of all earlier output."""
         for row, generation in enumerate(self._batch.generations):
             generation.close_span(self.weight_version, self._batch.output_count(row))
         for generation in (*self._prefilling(), *self._waiting):
@@ -271,8 +268,8 @@ class Scheduler:
         """Abort each generation whose rid begins with `rid`, as SGLang does; None aborts all generations.
 
         Queued generations end immediately. Running generations end after their next token, or before the next chunk of
-        their prompt; during a pause, that is after `resume`. Generations held back by a pause or an update are not
-        aborted.
+        their prompt; if the scheduler is paused, this happens only after `resume`. Generations held back by a pause or
+        an update are not aborted.
         """
         self._abort_now([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
         self._aborted.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
@@ -288,7 +285,7 @@ class Scheduler:
     def step(self) -> None:
         """Decode a token of each generation of the batch, then prefill chunks of prompts.
 
-        The chunks end once they have at least `prefill_chunk` tokens together, or when no prompt can be prefilled.
+        Chunks are prefilled until they have at least `prefill_chunk` tokens in total, or no prompt can be prefilled.
         """
         self._abort_now([generation for generation in self._prefilling() if generation in self._aborted])
         if len(self._batch):
@@ -326,7 +323,7 @@ class Scheduler:
         return self._prefill
 
     def _compute_chunk(self, prefill: _Prefill) -> int:
-        """Compute the next chunk of a prompt; return its length, which does not depend on the step's other prompts."""
+        """Compute a prompt's next chunk; return its length, which doesn't depend on other prompts of the step."""
         chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
@@ -354,7 +351,7 @@ class Scheduler:
         if self._aborted:
             last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._aborted]
             endings |= dict.fromkeys(last, abort_finish())
-        # In descending order: the batch's last row moves into the gap, and must not be a row that still has to end.
+        # In descending order, since the batch's last row moves into the gap, and must not be a row that has yet to end.
         for row in sorted(endings, reverse=True):
             self._end_row(row, endings[row])
 
@@ -391,6 +388,6 @@ class Scheduler:
     def _finish(self, generation: InFlightGeneration, finish: dict[str, Any]) -> None:
         self._aborted.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
-        # Set last: readers take it as the sign that the generation is complete.
+        # Set last, since other threads read `finish` as the sign that the generation is complete.
         generation.finish = finish
         generation.notify()

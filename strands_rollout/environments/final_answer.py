@@ -10,7 +10,7 @@ _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE
 
 
 def final_answer(sample: Any) -> str:  # noqa: ANN401 - slime's Sample or any object like it
-    r"""Return the last answer in a sample's last assistant message; "" without an answer.
+    r"""Return the last answer in a sample's last assistant message; "" if the message has no answer.
 
     `<answer>...</answer>`, the convention of Search-R1 and reasoning-gym, takes precedence over `\boxed{...}` and
     `Answer: ...`. Reasoning and tool calls are not searched. Without `<answer>`, a message that was cut within a

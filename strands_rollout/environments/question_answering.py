@@ -17,8 +17,8 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
     """Score 1 if the final answer equals one of the label's answers after normalization, else 0.
 
-    The result has `score`, `acc` and `em`, which are equal, the F1 as `f1`, and the final answer as `pred`.
-    `label_answers` lists the forms of labels; `final_answer` finds the final answer.
+    The result has the score under three keys (`score`, `acc` and `em`), the F1 as `f1`, and the final answer as `pred`.
+    See `label_answers` for the accepted labels, and `final_answer` for how the final answer is found.
 
     Raises:
         ValueError: See `label_answers`.
@@ -27,7 +27,7 @@ def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime'
 
 
 def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
-    """Score the F1 of the final answer's words against those of the label's answer for which the F1 is highest.
+    """Score the word F1 of the final answer and one of the label's answers; the highest F1 is used.
 
     The result has the same keys as that of `exact_match`; `score` is the F1.
 
@@ -70,7 +70,7 @@ def normalize_answer(text: str) -> str:
 def word_f1(answer: str, truth: str) -> float:
     """Return the harmonic mean of precision and recall of an answer's normalized words; 0 if they share none.
 
-    As in HotpotQA's evaluation, "yes", "no" and "noanswer" count only as a whole answer.
+    As in HotpotQA's evaluation, the result is also 0 if the texts differ and one of them is "yes", "no" or "noanswer".
     """
     given, expected = normalize_answer(answer), normalize_answer(truth)
     if given != expected and {given, expected} & {"yes", "no", "noanswer"}:

@@ -20,7 +20,7 @@ from strands_rollout.errors import ConfigError, EnvironmentFaultError, PromptErr
 from strands_rollout.settings import RolloutSettings, settings_from_args
 
 METADATA_KEY: Final = "reasoning_gym"
-"""Key of a row's metadata with the generated entry's own metadata, which names the task as `source_dataset`."""
+"""Key in a row's metadata; its value is the metadata of the generated entry, in which `source_dataset` is the task."""
 SCORE_TIMEOUT_S: Final = 20.0
 _LIBRARY: Final = "reasoning_gym"
 _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratch_dir", "disabled_layers")
@@ -56,13 +56,13 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
     """Score the final answer of a sample with the scorer of its task, from 0 to 1.
 
     Args:
-        args: slime's args. Of a `local` executor in the setting `executor`, the options `isolation`, `memory_mb`,
-            `max_concurrency`, `scratch_dir` and `disabled_layers` apply.
+        args: slime's args. If the setting `executor` is a `local` executor, its options `isolation`, `memory_mb`,
+            `max_concurrency`, `scratch_dir` and `disabled_layers` apply here, too.
         sample: An episode of a row as `reasoning_gym_row` returns it.
 
     Returns:
-        `score`; `acc`, which is 1.0 for the full score; and `pred`, the answer. The score is 0 without an answer, and
-        for an answer on which the scorer raises an error, exceeds `SCORE_TIMEOUT_S`, or is killed by the sandbox.
+        `score`; `acc`, which is 1.0 for the full score, else 0.0; and `pred`, the answer. The score is 0 if there is no
+        answer, or if the scorer raises an error on it, exceeds `SCORE_TIMEOUT_S`, or is killed by the sandbox.
 
     Raises:
         ConfigError: reasoning-gym isn't installed.

@@ -1,7 +1,7 @@
 """A search tool: `tools: [strands_rollout.environments.search.search]`.
 
 The tool asks a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process (extra `search`).
-`configs/search.yaml` names this tool; a configuration may also name a tool from a file of yours:
+`configs/search.yaml` uses this tool. For other options, make a tool in a file of your own:
 
     from strands_rollout.environments.search import search_tool
 
@@ -239,7 +239,7 @@ class _Batcher:
         try:
             answers = await self._ask([query for query, _ in batch]) if batch else []
             for (_, future), passages in zip(batch, answers, strict=True):
-                if not future.done():  # it is done if its tool call was cancelled
+                if not future.done():  # a cancelled tool call has cancelled its future
                     future.set_result(passages)
         except Exception as e:  # the failure is the result of every query of the request
             for _, future in batch:
@@ -247,7 +247,7 @@ class _Batcher:
                     future.set_exception(e)
         finally:
             for _, future in batch:
-                future.cancel()  # has no effect on futures that are done; only a cancellation leaves others
+                future.cancel()  # has an effect only if this request was cancelled; otherwise all futures are done
 
 
 def _check_corpus(corpus: str | Path) -> Path:

@@ -96,11 +96,11 @@ class StrandsEnvironment:
             hooks: Hooks of the episode, which the environment's agent gets after the environment's own hooks.
 
         Raises:
-            ConfigError: As `check`; or the factory returns no environment, or one environment for two episodes.
+            ConfigError: As `check`; or the factory returns no environment, or the same environment for two episodes.
             EnvironmentFaultError: The factory or the environment raised a ToolError, or an exception that is no
                 RolloutError.
             PromptError: The row can't be read as a task of the environment.
-            RolloutError: The factory or the environment raised one that is no ToolError.
+            RolloutError: The factory or the environment raised a RolloutError that is no ToolError.
             ToolError: As `check`.
         """
         _POLICY_URL.set(str(model.base_url).rstrip("/"))
@@ -168,9 +168,10 @@ class StrandsEnvironment:
         return {name: sub_agent_model for name in _MODEL_FACTORIES if name in named} | self._config
 
     def _arguments(self, create: Callable[..., Any], model: SGLangModel) -> list[dict[str, Any]]:
-        """Return the positional arguments: the policy as strands-env's model configuration, if a function requires one.
+        """Return the positional arguments: the policy as strands-env's model configuration, or none.
 
-        A function does so if it has a positional parameter without default that no keyword argument sets.
+        A function gets the configuration if it has a positional parameter that has no default and that no keyword
+        argument sets.
         """
         named = [
             parameter
@@ -251,7 +252,7 @@ def _to_played_episode(result: Any, model: SGLangModel) -> PlayedEpisode:  # noq
 
 
 def _reported_fault(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return the fault of a reward or a simulated user that strands-env reports; "" without a fault.
+    """Return the fault of a reward or a simulated user that strands-env reports; "" if it reports none.
 
     strands-env's evaluator also leaves out episodes with such a fault.
     """
@@ -282,9 +283,9 @@ def _to_json(value: object) -> Any:  # noqa: ANN401 - JSON
 
 @asynccontextmanager
 async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
-    """Yield the factories that hook files created on the running loop; one caller at a time may add factories.
+    """Yield the factories that hook files created on the running loop, by key; one caller at a time may add factories.
 
-    None stands for a function that makes an environment for each episode itself.
+    The value is None if the function at the path returns an environment instead of a factory.
     """
     lock, factories = _FACTORIES.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
     async with lock:
@@ -293,7 +294,7 @@ async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
 
 @functools.cache
 def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
-    """Return strands-env's module `core`; make strands-env's models of the policy's server record their tokens.
+    """Return strands-env's module `core`; patch strands-env, so that its models on the policy's server record tokens.
 
     Raises:
         ConfigError: strands-env is not installed.

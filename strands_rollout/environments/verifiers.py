@@ -57,7 +57,7 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
         ConfigError: The configuration or the row can't be used, or the policy's seats can't be trained.
         SandboxError: The runtime failed.
         EnvironmentFaultError: A task's code, a tool server, a judge or a harness failed, or a stage timed out.
-        RuntimeError: A harness failed after an answer that a limit cut, which is the policy's fault.
+        RuntimeError: A harness failed after a limit had cut an answer. This is the policy's fault.
     """
     row = _row_of(task)
     source = _load(_config_path(task), row.get("split"))
@@ -130,7 +130,7 @@ def task_rows(
     Args:
         path: The environment's configuration.
         split: Value for the field `split` of the taskset's configuration; None leaves the field as it is.
-        limit: Maximum number of rows; None for a row of each task, which an endless taskset refuses.
+        limit: Maximum number of rows; None for a row of each task. An endless taskset needs a limit.
         seed: Seed of a shuffle before the limit is applied; None keeps the taskset's order. An endless taskset is cut
             to `limit` before it is shuffled.
 
@@ -172,7 +172,7 @@ def _as_config_errors(what: str) -> Iterator[None]:
 
 
 class _Source:
-    """The tasks of one configuration, shared by all episodes of a process; tasks are read only as far as rows need."""
+    """The tasks of one configuration, shared by all episodes of a process; tasks are read when a row needs them."""
 
     def __init__(self, path: Path, config: Any, taskset: Any) -> None:  # noqa: ANN401 - of a library that may be missing
         self.path, self.config, self.taskset = path, config, taskset
@@ -223,7 +223,7 @@ class _Seats:
         self._slot, self._base_url = slot, base_url
 
     def check(self, trace: Any) -> None:  # noqa: ANN401
-        """Refuse a run that can't be trained exactly, before its first request: keep a ConfigError and raise it."""
+        """Check a run before its first request: if it can't be trained exactly, set `error` and raise it."""
         if not self._is_policy(trace):
             return
         name, playing = trace.agent.name or "agent", [other for other in self._slot.traces if self._is_policy(other)]
@@ -244,7 +244,7 @@ class _Seats:
     def score(self, episode: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return the episode's reward as `score`, and the finite rewards and metrics of the policy's seats by name.
 
-        With several such seats, each name has its seat's name as prefix.
+        If several seats are the policy, each name has its seat's name as prefix.
 
         Raises:
             ConfigError: No seat is the policy, or the policy's seats got different rewards.

@@ -13,7 +13,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin.reward import Grading
 
 BENCHMARK_KEY: Final = "strands_rollout_benchmark"
-"""Key of a row's metadata with the benchmark's name."""
+"""Key in a row's metadata; its value is the benchmark's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ class RunPlan:
     Attributes:
         sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
         concurrency: Maximum number of samples played at once.
-        seed: The seed of the first sample; each later sample's seed is 1 higher than the seed of the sample before it.
-            With None, no sample has a seed.
+        seed: The seed of the first sample; the seed grows by 1 per sample. If it is None, no sample has a seed.
         settings: The mapping under `strands_rollout:` of a settings file.
     """
 

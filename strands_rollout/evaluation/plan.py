@@ -58,7 +58,7 @@ class DataFile:
     """A file of problems, or a data set on the hub.
 
     Attributes:
-        start: With `stop`, selects rows as in a Python slice.
+        start: The rows from `start` to `stop` are selected, as in a Python slice.
         label_key: The key of the label. None stands for "label", which rows may lack if the reward needs no labels.
     """
 
@@ -91,7 +91,7 @@ class EvalSet:
         template_kwargs: Mapping[str, Any] | None = None,
         needs_labels: bool = True,
     ) -> EvalSet:
-        """Read a data file, at most `limit` problems; with `needs_labels`, require labels that an answer can equal.
+        """Read at most `limit` problems of a data file; if `needs_labels`, require labels that an answer can equal.
 
         Raises:
             PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer, or
@@ -109,7 +109,7 @@ class EvalSet:
         for row in selected:
             where = f"{file.path}:{row.line}"
             try:
-                # without the check for a rendered prompt, which needs the run's template
+                # no template: checking whether the prompt is rendered already needs the run's template
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
@@ -133,7 +133,7 @@ class EvalSet:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The data set's part of the values that identify a run, as JSON, without the protocol."""
+        """The values of the data set that identify a run, as JSON; the protocol is not one of them."""
         return {
             "file": self.file.path.resolve().name,
             "sha256": self.sha256,
@@ -147,7 +147,7 @@ class EvalSet:
         }
 
     def under(self, protocol: Protocol, settings: RolloutSettings, overrides: Mapping[str, Any]) -> EvalSet:
-        """Return the data set under a protocol: with its sampling, apart from `overrides`, and its instructions.
+        """Return the data set with the protocol's instructions, and with its sampling except for `overrides`.
 
         Args:
             protocol: The protocol of the run.

@@ -1,7 +1,7 @@
 """Protocols: the conditions under which a benchmark's numbers are measured, so that they can be compared.
 
 A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different
-protocols are never shown as one: the names of data sets in results and reports carry the protocol.
+protocols are never mixed: in results and reports, the name of a data set includes the protocol's name.
 
 Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
 lengths and the number of samples; Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices) for the texts
@@ -52,8 +52,8 @@ class Protocol:
         settings: Settings of the agent; the other settings that a protocol fixes have their defaults.
         instructions: By grading: the text that is appended to the last message of the prompt.
         excluded: By grading: the reason why the protocol can't measure such rows.
-        published: By benchmark: numbers that were reported under these conditions, in percent, by model.
-        published_in: The publication that has these numbers.
+        published: By benchmark and model: numbers that were reported under these conditions, in percent.
+        published_in: The publication that reports these numbers.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Protocol:
     published_in: str = ""
 
     def sampling_of(self, benchmark: Benchmark | None) -> Sampling:
-        """Return the sampling of a benchmark; for None, that of any other data set."""
+        """Return the sampling of a benchmark; if `benchmark` is None, the sampling of any other data set."""
         return replace(self.sampling, **self.own_sampling.get(benchmark.name if benchmark else "", {}))
 
     def apply_to(self, settings: RolloutSettings) -> RolloutSettings:
-        """Return the settings with the protocol's values for those that the user has not set."""
+        """Return the settings; settings that the user has not set get the protocol's values."""
         unset = {name: value for name, value in self.settings.items() if name not in settings.model_fields_set}
         return settings.model_copy(update=unset)
 
@@ -110,8 +110,8 @@ class Protocol:
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
     """Return all settings that results depend on, without secrets.
 
-    Secrets in `reward` are masked. Of `executor`, `tools`, `row_tools`, `agent_command` and `environment_config`, the
-    options are hashed.
+    Secrets in `reward` are masked. The options in `executor`, `tools`, `row_tools`, `agent_command` and
+    `environment_config` are hashed.
     """
 
     def hash_options(entry: object, shown: str = "name") -> object:
@@ -232,7 +232,7 @@ def refuse_several_protocols(paths: Iterable[Path]) -> None:
     """Raise a ConfigError if results of `eval` at these paths were measured under different protocols.
 
     Args:
-        paths: Files or folders; a folder that holds no `run.json` of `eval`, and a file beside none, is passed over.
+        paths: Files or folders. A path is skipped if there is no `run.json` of `eval` in the folder or beside the file.
     """
     labels: dict[str, Path] = {}
     for path in paths:

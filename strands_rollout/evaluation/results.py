@@ -5,7 +5,7 @@ and data sets. A run with other values must use another folder, so that results 
 
 Apart from facts about the session, the report depends only on the results, not on their order. It has the accuracy with
 its uncertainty, pass@k, the majority's answer, and counts. Samples that were not played, failed, were aborted or could
-not be graded are missing: they count in no share and no mean.
+not be graded are missing: shares and means leave them out.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Yield the results in the file's order; a sample that was played again has several. Skip blank lines.
+        """Yield the results in the file's order, several for a sample that was played again; skip blank lines.
 
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
@@ -265,7 +265,7 @@ class ResultsFile:
 
 
 def _run_differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """Return the differences of two runs as text; of runs under different protocols, the protocols alone."""
+    """Return the differences between two runs as text; if the protocols differ, name only the protocols."""
     protocols = ({"protocol": run.get("protocol")} for run in (recorded, requested))
     return describe_differences(*protocols) or describe_differences(recorded, requested)
 
@@ -306,7 +306,7 @@ def accuracy_of(
 
 @functools.cache
 def t_quantile(degrees: int) -> float:
-    """Return the t that |T| exceeds with a probability of 5%, for Student's T with these degrees of freedom."""
+    """Return the value that |T| exceeds with a probability of 5%, for Student's T with `degrees` degrees of freedom."""
 
     def excess(t: float) -> float:
         tail = mpmath.betainc(degrees / 2, 0.5, 0, degrees / (degrees + t * t), regularized=True)
@@ -346,14 +346,14 @@ def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
 
 
 def has_answer(answer: str) -> bool:
-    """Return whether an extracted answer is one: neither blank nor the grader's mark for a missing answer."""
+    """Return whether a sample has an answer: `answer` is neither blank nor the grader's mark for a missing answer."""
     return answer.strip() not in _NO_ANSWERS
 
 
 def _group_equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
 
-    def is_equal(first: str, second: str) -> bool:  # each answer as the label, since the comparison is not symmetric
+    def is_equal(first: str, second: str) -> bool:  # compare both ways, since the comparison is not symmetric
         return bool(compare(first, second).equal or compare(second, first).equal)
 
     groups: list[Counter[str]] = []
@@ -367,7 +367,7 @@ def _group_equal_answers(votes: Counter[str]) -> list[Counter[str]]:
 
 
 def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[int]) -> dict[str, Any]:
-    """Return the report as JSON, without pass@k for a k above the samples per problem."""
+    """Return the report as JSON; pass@k is left out if k is above the number of samples per problem."""
     data_sets = {eval_set.name: _data_set_report(eval_set, results, ks) for eval_set in sets}
     totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
     scored = [result for result in results.values() if result.is_scored]
@@ -483,7 +483,7 @@ def _problem_report(eval_set: EvalSet, number: int, found: Sequence[SampleResult
 def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
     """Return the mean reward, and the mean of each part over the samples that have it.
 
-    If the reward extracts no answers, also return None as `maj_at_n`, in place of the computed value.
+    If the reward extracts no answers, also return None as `maj_at_n`, which replaces the computed value.
     """
     rewards = [result.reward for result in scored if result.reward is not None]
     # a user's reward, or an environment's, need not extract answers

@@ -158,7 +158,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 def check_response_fits(sets: Sequence[EvalSet], context_tokens: int | None) -> None:
-    """Raise a ConfigError if a protocol's responses may fill the whole context; None stands for an unknown context."""
+    """Raise a ConfigError if a protocol's responses may fill the whole context; do nothing if it is unknown."""
     for eval_set in sets:
         length = eval_set.sampling.max_new_tokens
         if eval_set.measurement and context_tokens is not None and length >= context_tokens:
@@ -381,7 +381,7 @@ async def _demo(options: DemoOptions) -> Summary:
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
-        # loaded before the episodes, whose event loop the import of transformers would block for seconds
+        # loaded before the episodes start: importing transformers would block their event loop for seconds
         tokenizer = load_tokenizer(str(tokenizer_dir))
         executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(
@@ -433,7 +433,10 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome to show: with tool calls if there is one, and then correct if possible; the first of these."""
+    """Return the outcome to show: the first correct outcome with tool calls, else the first outcome with tool calls.
+
+    If there is none either, return the first correct outcome, else the first outcome.
+    """
     return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.reward_details.get("acc"))))
 
 
@@ -543,7 +546,11 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the table's rows: without labels if no problem has one; with mean rewards if no problem has a majority."""
+    """Return the rows of a data set's table.
+
+    If no problem has a label, the labels are left out. If no problem has a majority answer, the mean rewards are shown
+    instead of the majority answers.
+    """
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()

@@ -1,8 +1,8 @@
 """Write the data sets of a protocol for slime's evaluation: `python -m strands_rollout.evaluation.slime_protocol`.
 
 slime samples each data set with its own parameters (`--eval-config`), but can't append a sentence to prompts or change
-the agent. Here each row gets the protocol's instruction, and the protocol's agent as the row's own settings. The name
-of a data set, which slime logs, carries the protocol, as in `aime-2024@qwen3`.
+the agent. So this module appends the protocol's instruction to each row's prompt, and writes the protocol's agent into
+the row's own settings. The name of a data set, which slime logs, includes the protocol, as in `aime-2024@qwen3`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProtocolSet:
 
     Attributes:
         name: Name with the protocol, and with `+modified` if the conditions differ from the protocol's.
-        rows: Rows as JSON objects; empty if the file does not exist, as a dry run allows.
+        rows: Rows as JSON objects; empty if the file does not exist, which only a dry run allows.
     """
 
     name: str
@@ -147,7 +147,7 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     Args:
         sets: The data sets.
         prompt_tokens: Maximum tokens of a prompt.
-        model: Folder of the model. Nothing is checked if it is None, or if its `config.json` does not tell the context.
+        model: Folder of the model. Nothing is checked if it is None, or if its `config.json` has no context length.
 
     Raises:
         ConfigError: The model's context is shorter than the longest response and prompt together.

@@ -1,8 +1,8 @@
-"""The command `try`: play a row through `generate` and `reward_func`, and print the transcript meanwhile.
+"""The command `try`: play a row through `generate` and `reward_func`, and print the transcript as it grows.
 
-Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. Instead of an engine,
-a local server then answers requests to `/generate` with that policy's turns, written in the chat template's format, so
-that template, tokenizer, tool parser, tools and reward are used as in training.
+Start reading at `run_try`. A script, a person or an OpenAI-compatible API may play the policy. In this case, a local
+server takes the place of the engine: it answers requests to `/generate` with the policy's turns, written in the chat
+template's format. So template, tokenizer, tool parser, tools and reward are used as in training.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ AgentRequest: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[st
 
 
 class Transcript(HookProvider):
-    """Strands hooks that print the main agents' messages, and hold their last request for the policy."""
+    """Strands hooks that print the main agents' messages, and store their last request for the policy."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -278,8 +278,9 @@ class Person:
 
 
 def _read_typed_lines() -> list[str]:
-    # input is read in this thread, although that blocks the loop: nothing else runs, and a thread that waits for input
-    # could not be ended. Python's own handler of Ctrl-C ends the input; asyncio's would only cancel a task
+    # read the input in this thread, although that blocks the event loop: nothing else runs, and another thread could
+    # not be ended while it waits for input. Python's own handler of Ctrl-C ends the input; asyncio's would only cancel
+    # a task
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         lines = [""]
@@ -433,8 +434,8 @@ def run_try(options: TryOptions) -> int:
     """Play a row, and print its transcript; if that succeeds with a settings file, suggest `eval` with this file.
 
     Returns:
-        The exit code: 0; 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained;
-        130 after Ctrl-C, and with --you after Ctrl-D or a turn whose calls the tool parser does not read.
+        The exit code: 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained; 130
+        after Ctrl-C and, with --you, after Ctrl-D or a turn whose calls the tool parser does not read; else 0.
 
     Raises:
         RolloutError: The configuration, the row, the engine or the tokenizer can't be used, a script has fewer or more

@@ -1,6 +1,6 @@
 """An environment with a state: a number to guess, a tool, messages of a user, and a score.
 
-`configs/guessing_game.yaml` names the class. Each episode makes a new `GuessingGame`, and closes it in any case.
+`configs/guessing_game.yaml` names the class. Each episode creates a `GuessingGame`, and closes it even after a failure.
 """
 
 from typing import Any, Final, Self
@@ -15,7 +15,7 @@ HIGHEST: Final = 100
 class GuessingGame:
     """A game whose number is the row's label.
 
-    Guessing the number scores 1.0, less 0.1 for each guess after the first, and at least 0.1; otherwise the score is 0.
+    If the number is guessed, the score is 1.0 minus 0.1 for each guess after the first, but at least 0.1; otherwise 0.
     """
 
     def __init__(self, task: Task) -> None:

@@ -1,7 +1,7 @@
 """An agent that asks another agent; the policy plays both, and both are trained.
 
 `configs/sub_agent.yaml` names `build`, and sets `fan_out`, which makes a sample of each conversation. Build a Swarm or
-a Graph in the same way: `model` for the agent whose answer counts, and `sub_agent_model()` for each other agent.
+a Graph in the same way: `model` for the agent whose answer is graded, and `sub_agent_model()` for each other agent.
 """
 
 from strands import Agent

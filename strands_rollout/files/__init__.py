@@ -1,1 +1,1 @@
-"""Read and write files safely: regular files only, bounded, locked or replaced atomically; JSON and YAML."""
+"""Read and write files safely (regular files of bounded size, locks, atomic replacement), and read JSON and YAML."""

@@ -21,8 +21,8 @@ def encode_json(value: Json) -> bytes:
     NaN and infinite numbers are written as null.
 
     Raises:
-        TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
-            digits.
+        TypeError, ValueError: JSON can't express the value, or the value is nested too deeply or has an integer of more
+            than 4,300 digits.
     """
     import orjson  # imported on use: the local executor imports this module, and must not need third-party libraries
 

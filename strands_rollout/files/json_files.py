@@ -28,7 +28,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, *, advice: str = "choose another folder with --out") -> dict[str, Any]:
-    """Return the object in a JSON file; `advice` ends the message of an error.
+    """Return the object in a JSON file; the message of an error ends with `advice`.
 
     Raises:
         ConfigError: The file can't be read, or contains no JSON object.

@@ -1,4 +1,5 @@
 """A model endpoint that records the exact tokens of each answer, for agents in any process.
 
-It serves OpenAI's Chat Completions and Responses and Anthropic's Messages APIs. Each API key has a session of its own.
+It serves OpenAI's APIs Chat Completions and Responses, and Anthropic's Messages API. Each API key has a session of its
+own.
 """

@@ -110,7 +110,11 @@ def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
 
 
 def _may_call_tools(body: Item) -> bool:
-    """Return whether the policy may call tools; a `tool_choice` that is an object names a tool, which is refused."""
+    """Return whether the policy may call tools.
+
+    Raises:
+        PromptError: `tool_choice` is an object, which is not supported.
+    """
     choice: str = field_of(body, "tool_choice", str, "'auto' or 'none'")
     return choice != "none"
 
@@ -261,9 +265,9 @@ class Responses(ApiProtocol):
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """Return the history of a request that refers to an earlier response: the earlier items, then the new items.
 
-    Strands' agents send their whole history in each request, even if the request refers to an earlier response. Such a
-    history is recognized only if it contains one of the earlier calls. It then replaces the earlier items from the last
-    item that equals its first; if no item does, it replaces none.
+    Strands' agents send their whole history in each request, even if the request refers to an earlier response. The new
+    items are taken for such a history if they contain one of the earlier calls. They then replace the earlier items,
+    from the last earlier item that equals the first new item; if no earlier item equals it, they replace none.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)

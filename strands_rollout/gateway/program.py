@@ -1,7 +1,7 @@
 """Episodes that a user's program plays with requests to the gateway, which records the policy's exact tokens.
 
-A program is a function or a command. `ProgramRun` runs a program's function within the episode's limits. The function
-of a command is `play_command`, which runs the command's process.
+A program is a function or a command. `ProgramRun` calls the function within the episode's limits; for a command, it
+calls `play_command`, which runs the command in a process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Program:
     """A user's program that plays an episode.
 
     Attributes:
-        name: Name in messages, as in the settings.
+        name: Name of the program in messages: its setting and, for a function, the path.
         play: The function that plays the episode.
         may_replay: True if the program may be started again to repeat an aborted attempt from its record.
         loop: The loop that runs the program's coroutines; None for the running loop.
@@ -120,13 +120,13 @@ class ProgramRun(EpisodeRun):
 
     Args:
         program: The program.
-        model: A model for this episode alone; with `progress`, a resumed model.
+        model: A model for this episode alone, resumed if `progress` is given.
         task: The task.
         limits: The episode's limits.
         control: The episode's control.
         progress: The state of an aborted attempt, which the program repeats and continues; None for a new episode.
-        journal: Stores each turn of the main conversation, so that another process can start the program again; None
-            stores nothing.
+        journal: Stores each turn of the main conversation, so that another process can start the program again and
+            continue the episode; None for no journal.
     """
 
     player_name = "the program"
@@ -148,7 +148,7 @@ class ProgramRun(EpisodeRun):
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
-        # tool iterations and calls
+        # numbers of tool iterations and tool calls
         main_counts = [start.tool_iterations, start.tool_calls]
         self.counts_by_conversation: dict[Conversation, list[int]] = {model.conversation: main_counts}
         turns = model.trajectory.turns
@@ -273,8 +273,8 @@ class ProgramRun(EpisodeRun):
     def _root_cause(self) -> Ending | None:
         """Return the ending due to a limit or to an error of the policy's turns; both make the program's requests fail.
 
-        Return None if there is neither a limit nor an error, or if the error is a ConfigError, over which a timeout
-        takes precedence.
+        Return None if no limit was reached and no turn failed. If the error is a ConfigError, return None, too, since a
+        timeout takes precedence over a ConfigError.
         """
         if self.limit is not None:
             return self.limit, None
@@ -332,9 +332,9 @@ class ProgramRun(EpisodeRun):
 
 
 def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """Return the number of user turns that answer one of the policy's last `turns` answers.
+    """Return how many of the policy's last `turns` answers are followed by a user turn.
 
-    A reply with tool results is not a user turn.
+    User messages with tool results are not a user turn.
     """
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     policy_answers = answers[max(0, len(answers) - turns) :]
@@ -360,7 +360,7 @@ class CommandError(errors.ConfigError):
 async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
     """Run a command's process in its own session and process group, with a scratch folder as HOME.
 
-    Afterwards, kill the processes that it has left, and remove the folder.
+    Afterwards, kill the processes that the command has left, and remove the folder.
 
     Raises:
         CommandError: The process can't be started, or ends with an unexpected exit code.
@@ -385,15 +385,15 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
         raise CommandError(
-            f"agent_command {command.command!r} ended with exit code {ended.exit_code}; expected one of "
-            f"{command.exit_codes}. The end of its output: {ended.output}",
+            f"agent_command {command.command!r} ended with exit code {ended.exit_code}; expected "
+            f"{' or '.join(map(str, command.exit_codes))}. The end of its output: {ended.output}",
             ended,
         )
     return ended
 
 
 async def _run_process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
-    # files, since an escaped child would keep pipes open
+    # files instead of pipes, since an escaped child process would keep pipes open
     with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
         read.write(stdin.encode())
         read.seek(0)

@@ -166,7 +166,7 @@ class TurnRequest:
 
     Attributes:
         messages: The history as Strands messages, ending with a user message.
-        system: The system prompt; None without a system prompt.
+        system: The system prompt; None if there is none.
         tools: Strands tool specifications.
         params: Sampling parameters by SGLang's names.
         model: The model's name, which the answer repeats.
@@ -191,10 +191,10 @@ class TurnRequest:
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The parameters that constrain the turn by a grammar, {} for none.
+        """The sampling parameters that constrain the turn by a grammar; {} if there is no grammar.
 
-        A repeated request gets the recorded turn only if that turn had the same grammar, or if its grammar is unknown,
-        as for a turn of an earlier attempt.
+        A repeated request gets the recorded turn only if that turn had the same grammar, or if the grammar of that turn
+        is unknown because an earlier attempt sampled it.
         """
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
@@ -292,10 +292,10 @@ class ItemCache:
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> object:
-        """Return a body's JSON; parse only the new items if it appends items to the list `name` of an earlier body.
+        """Return a body's JSON; if it only appends items to the list `name` of an earlier body, parse only these items.
 
-        The first body that does so is also parsed as a whole, to find out where the list ends. Without this cache, an
-        episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
+        The first body that extends an earlier body is also parsed as a whole, to find out where the list ends. Without
+        this cache, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
         Raises:
             ValueError: The body is not JSON.
@@ -420,7 +420,7 @@ def new_id(prefix: str) -> str:
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
-    """Return a field of this type; an empty value of the type if the field is absent or null.
+    """Return the field `name`, which must be of type `kind`; an empty `kind` if the field is absent or null.
 
     Raises:
         PromptError: The field has another type; the message says that `expected` was expected.
@@ -451,8 +451,8 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
     Args:
         body: The request. Each field of `REFUSED` must be absent, null, false, 0 or empty, and `context_management`
             may only clear reasoning.
-        **choices: The supported values of each of these fields, which may also be absent or null. Of a value that is an
-            object, the `type` is compared.
+        **choices: Field name -> the supported values of the field, which may also be absent or null. If a value is an
+            object, its `type` is compared with the supported values.
 
     Raises:
         PromptError: A field or its value is not supported.
@@ -464,8 +464,8 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
         value = body.get(name)
         chosen = value.get("type") if isinstance(value, dict) else value
         if chosen is not None and chosen not in accepted:
-            expected = ", ".join(map(repr, accepted))
-            raise PromptError(f"got {name}={value!r:.100}, which is not supported; expected one of {expected}")
+            expected = " or ".join(map(repr, accepted))
+            raise PromptError(f"got {name}={value!r:.100}, which is not supported; expected {expected}")
     management = body.get("context_management")
     edits = management.get("edits") if isinstance(management, dict) else management
     # clearing reasoning is accepted: the chat template decides which reasoning of earlier turns is shown
@@ -480,16 +480,16 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
 
 
 def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
-    """Return, by name, the values of the fields that are ignored here although they may change tokens in other servers.
+    """Return the fields that the gateway ignores although they may change tokens in other servers, with their values.
 
-    Unknown fields are among them. Fields of objects and tools have dotted names, such as `text.verbosity`.
+    They include all unknown fields. Fields of objects and tools have dotted names, such as `text.verbosity`.
 
     Raises:
         PromptError: `text` or `output_config` is not an object.
     """
     known = APPLIED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    # `refuse_unsupported` has already raised for a field of `REFUSED` that is neither empty nor false
+    # a field of `REFUSED` is 0 or false here: `refuse_unsupported` refuses other values that are not empty
     found = {name: value for name, value in found.items() if name not in REFUSED}
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
@@ -543,7 +543,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """Return the value of the first of these fields that is given; None if none is given.
+    """Return the value of the first field in `names` that the request has; None if it has none of them.
 
     Raises:
         PromptError: The value is not a whole number, or is less than `at_least`.
@@ -559,7 +559,7 @@ def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = No
 
 
 def _grammar(body: Item) -> dict[str, str]:
-    """Return the grammar of the turn under SGLang's name; {} for none. A grammar in JSON may be an object."""
+    """Return {SGLang's name of the turn's grammar: its text}, or {} if the request has no grammar."""
     given = {name: body[name] for name in GRAMMARS if body.get(name)}
     if len(given) > 1:
         raise PromptError(f"got {' and '.join(given)}; expected only one of them, since SGLang applies only one")
@@ -649,7 +649,7 @@ def image_of_url(url: object) -> Block:
 
 
 def _check_depth(value: object, what: str) -> None:
-    """Raise PromptError for a value that is nested deeper than the policy's calls may be."""
+    """Raise PromptError if a value is nested deeper than the arguments of the policy's calls may be."""
     try:
         check_depth(value)
     except StrictJSONError as e:
@@ -801,7 +801,7 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _start_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a content block as a stream begins it, and the deltas that complete it."""
+    """Return the empty content block with which a stream begins, and the deltas that complete it to `block`."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":

@@ -1,4 +1,4 @@
-"""Answers to the requests that a restarted program repeats, from the record of its aborted attempt."""
+"""Answer requests from the record of an aborted attempt, when a restarted program repeats them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Replay:
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request whose first prompt is not the recorded one is a side request, as for a title."""
+        """Return whether a request with another first prompt than the record is a side request, such as for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)

@@ -176,9 +176,9 @@ _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running sess
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """Return the status, code and message for an error, and log an error that only a bug can cause.
+    """Return the status, code and message for an error; log the error if only a bug can have caused it.
 
-    Only after a status of 429 should a client send the request again.
+    A client should send the request again only if the status is 429.
     """
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
@@ -262,7 +262,7 @@ async def start(
 
 
 class SharedGateway:
-    """The gateway of the episodes that programs play on an event loop, from the first of these until the loop ends."""
+    """The gateway for all episodes that programs play on an event loop; runs from the first one until the loop ends."""
 
     _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
 

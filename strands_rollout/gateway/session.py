@@ -63,17 +63,17 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Number of well-formed requests for a turn, without those that were refused because the session had
+        requests: Number of well-formed requests for a turn, except those that were refused because the session had
             ended or had too many requests in flight.
         repeats: Number of repeated requests, which got the turn of the earlier request.
         forks: Number of requests that continue a conversation, but whose history, system prompt or tools match no
             branch.
-        changed_calls: Number of calls that the client gave back with changed values under their own ids, for instance
-            with defaults filled in, or that the client omitted. The record keeps them as the policy wrote them.
+        changed_calls: Number of calls that the client sent back with the same id but other values, for instance with
+            defaults filled in, or that the client omitted. The record keeps these calls as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record; at most 8.
         refused: Numbers of requests that were answered with an error, by the error's code.
-        overridden: Request fields that the session fixes to another value, or that have no effect: the first value
-            sent, by field name. At most 64 fields are listed; of a long value, the beginning of its JSON is kept.
+        overridden: Name of a request field that has no effect, or that the session sets to another value -> the first
+            value that a client sent. At most 64 fields are listed; of a long value, only the beginning of its JSON.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
         dropped_tokens: Number of sampled tokens of the earlier attempt that were dropped because the program departed.
@@ -111,10 +111,10 @@ class SessionObserver(Protocol):
     """
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """Handle a request with these new messages.
+        """Handle a request, whose new messages are `messages`.
 
         `waited_s` is the number of seconds since this attempt last answered a request on the same branch; None if it
-        has answered none.
+        has not answered any.
         """
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
@@ -124,7 +124,11 @@ class SessionObserver(Protocol):
         """Handle the abort of a turn by the engine."""
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Handle a main conversation that replaces an earlier attempt's, and keeps these of its messages and turns."""
+        """Handle the restart of the main conversation.
+
+        `conversation` replaces the main conversation of an earlier attempt. It keeps only the `messages` and the turns
+        `kept` of that conversation.
+        """
 
 
 class Session:
@@ -136,11 +140,12 @@ class Session:
 
     Attributes:
         facts: Facts about the requests.
-        protocols: By class name of an API's protocol: its instance for this session, and the cache of parsed requests.
-        error: The error of the turn that ended last, None if that turn succeeded. A `PromptError` or `TemplateError`,
-            which is the client's fault, and a cancellation leave it unchanged.
-        last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first one, of the session's
-            start. Reading the session's samples over HTTP counts as such a request.
+        protocols: Class name of an API's protocol -> the protocol's instance for this session, and its cache of parsed
+            requests.
+        error: The error of the turn that ended last; None if that turn succeeded. Turns that were cancelled, or that
+            failed with a `PromptError` or `TemplateError`, which is the client's fault, are left out.
+        last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first request, time of the
+            session's start. Reading the session's samples over HTTP counts as a request, too.
         context: The episode's context variables; each turn is sampled in a copy of them.
         observer: Follows the session; None for no observer.
     """
@@ -156,7 +161,7 @@ class Session:
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._replay: Replay | None = None
-        self._main_was_interrupted = False  # true once a main conversation's turn with tools was interrupted
+        self._main_was_interrupted = False  # true once a turn with tools of the main conversation was interrupted
         self._ended: Exception | None = None
 
     @property
@@ -166,9 +171,9 @@ class Session:
 
     @property
     def main(self) -> Conversation:
-        """The main conversation: the first with tools; until one with tools has begun, the first that has begun.
+        """The main conversation: the first one with tools; as long as none has tools, the first that has begun.
 
-        A main conversation whose first turn, with tools, was interrupted remains the main conversation.
+        If the first turn of a main conversation with tools is interrupted, the conversation remains the main one.
         """
         record = self.model.record
         if self._main_was_interrupted and not record.main.turn_count:
@@ -186,7 +191,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def restore(self, messages: StrandsMessages) -> None:
-        """Answer requests from the main conversation of an earlier attempt, which the model has resumed."""
+        """Answer repeated requests from an earlier attempt's main conversation, which the model has resumed."""
         self._replay = Replay(self.model, messages)
 
     def end(self, error: Exception) -> None:
@@ -244,7 +249,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
-        """Return the next turn of the conversation that a request continues, or the turn that already answered it.
+        """Return the turn that answers a request: a new turn or, if the client repeats a request, the earlier turn.
 
         Args:
             request: The client's request.
@@ -437,9 +442,9 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters that the session does not fix; note the others that differ.
+        """Return a client's sampling parameters without those that the session sets; note those that it overrides.
 
-        Stop strings are added to the session's; of two values of `max_new_tokens`, the smaller one holds.
+        Stop strings are added to the session's; of two values of `max_new_tokens`, the smaller one is used.
         """
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
@@ -487,8 +492,8 @@ class Session:
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
         """Check the number of histories, and count a request that matches no branch as a fork.
 
-        A request that has no answer in its messages, and no message in common with a branch, begins a conversation and
-        is no fork.
+        A request without an assistant message, and without a message in common with a branch, begins a conversation; it
+        is not counted as a fork.
 
         Raises:
             HistoryLimitError: There are too many histories.

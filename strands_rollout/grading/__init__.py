@@ -1,4 +1,4 @@
-r"""Grading: the comparison of an assistant's answer with a label; it needs neither slime nor samples.
+r"""Grade an assistant's answer by comparing it with a label. Grading needs neither slime nor samples.
 
 `extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
 `labels` finds the answers that a label allows, and `grade` compares the answer with each of them. Extraction takes
@@ -6,8 +6,8 @@ time linear in the text. `choices` grades multiple choice, and `ifeval` checks t
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
-normalization) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
-error.
+normalization) and examples/strands_sglang. If slime would raise an error, the answer is wrong, and `error` of the
+grade has its text.
 """
 
 import re
@@ -39,9 +39,10 @@ class Grade:
     Attributes:
         correct: True if the answer is right.
         pred: The extracted answer (from `grade_choice`, its letter); "" for none.
-        label: The alternative of the label that the answer equals, else the first (from `grade_choice`, the label's
-            letter); "" without a label.
-        method: The rule that decided; see `Comparison.method`. `grade_choice` also gives "choice".
+        label: The alternative of the label that equals the answer; if none does, the first one (from `grade_choice`,
+            the label's letter); "" if there is no label.
+        method: The rule that decided; see `Comparison.method`. From `grade_choice`: "choice", "empty" (no answer) or
+            "no_label".
     """
 
     correct: bool
@@ -162,7 +163,7 @@ class DapoGrade:
     Attributes:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
         correct: True if the answer is right.
-        pred: The answer as it was compared; "" where slime returns None, and with an `error`.
+        pred: The answer as compared with the label; "" if slime would return None, or if there is an `error`.
         error: The error that slime would have raised, or an error about a label that is too long; "" if none.
     """
 
@@ -189,7 +190,7 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
 
 
 def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the text after the last "Answer:" with the label, cut to a whole number; return the verdict and the text.
+    """Compare the text after the last "Answer:" with the label's integer part; return the verdict and the text.
 
     Raises:
         ValueError: The label is not a number.
@@ -203,7 +204,8 @@ def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
     """Compare the content of the last box with the label; return the verdict and the content.
 
-    A label that is not a string equals no content. Without a box, or if its braces are unbalanced, return False and "".
+    A label that is not a string never equals the content. Return False and "" if there is no box, or if its braces
+    are unbalanced.
     """
     start = tail.rfind(_BOX)
     depth = 0
@@ -216,7 +218,7 @@ def _by_box(tail: str, label: object) -> tuple[bool, str]:
 
 
 def _normalize(answer: str) -> str:
-    """Return an answer as slime's `normalize_final_answer` writes it."""
+    """Normalize an answer as slime's `normalize_final_answer` does."""
     answer = answer.rpartition("=")[2]
     for old, new in (*_REWRITES, *((removed, "") for removed in _REMOVED_TEXTS)):
         answer = answer.replace(old, new)

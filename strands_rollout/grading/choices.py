@@ -1,4 +1,4 @@
-r"""Grade multiple choice by letter, as in GPQA: the letter is read, and nothing is compared as mathematics.
+r"""Grade multiple choice, as in GPQA: compare only the choices' letters, not their contents.
 
 A letter may stand in a box, in an `"answer"` field of JSON (the form that Qwen3's model card asks for), after
 `Answer:`, or after "the answer is".
@@ -34,8 +34,8 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     """Read the letter in an assistant's text and compare it with the label's letter, ignoring case.
 
     In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts. A letter
-    before other words needs parentheses, or a mark after it (see `letter_of`): "A and B" is no answer, and neither are
-    "(A) and (B)" and a letter within a formula or word.
+    before other words counts only if it is in parentheses or a mark follows it (see `letter_of`). "A and B",
+    "(A) and (B)", and a letter within a formula or word are not answers.
 
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
@@ -54,9 +54,9 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
 
 
 def letter_of(answer: str) -> str:
-    r"""Return the letter that begins an answer, in upper case, as in "C", "(C) 12 m", "c." or "\text{C}"; else "".
+    r"""Return in upper case the letter at the start of an answer such as "C", "(C) 12 m", "c." or "\text{C}"; else "".
 
-    Two different letters, as in "(A) and (B)" or "A) or B)", are no answer.
+    Return "" also for two different letters, as in "(A) and (B)" or "A) or B)".
     """
     text = _STYLE.sub("", answer).strip(_MARKUP)
     match = _CHOICE.match(text)

@@ -43,7 +43,7 @@ _LABELED_CHOICE: Final = re.compile(
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
-_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # no e, i, o or u: not a word
+_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # letters without e, i, o and u are no word
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
 
 
 def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notation:
-    """Reduce a prediction "(B) 12" to the letter if the label is a letter, else to the rest; lists of choices stay."""
+    """Reduce a prediction "(B) 12" to the letter if the label is a letter, else to the rest; keep lists of choices."""
     choice = _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return prediction
@@ -131,7 +131,7 @@ def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
 
 
 def _drop_bases(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """Drop the bases of both texts if the label has a base and the prediction has the same base or no base.
+    """Drop the base, as in `101_2`, of both texts if the label has a base and the prediction has the same or none.
 
     If only the prediction has a base and the label is a number, replace the prediction with its decimal value.
     """
@@ -165,7 +165,7 @@ def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) ->
     if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
-    # a label that is an equation even without its names, as 2x = 42, equals only an equation: compared above
+    # a label that is an equation even without its names, such as 2x = 42, equals only an equation, as compared above
     if len(label_sides) != 1:
         return False
     sides = _sides_to_match(prediction.text, names)
@@ -205,12 +205,12 @@ def _split_names(text: str) -> tuple[list[str], list[str]]:
 
 
 def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
-    r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both after the first.
+    r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both sides after x.
 
     Return an empty list if the prediction names something else than the label, repeats itself, as in 42 = 42, or has
     other signs in addition to =. If the label has no name, a left side with several variables, as in m + n = 42, or
-    with a function of one, as in \sin x = 1/2, counts as a name. Any other left side does not: 2x = 42 means that x is
-    21.
+    with a function of a variable, as in \sin x = 1/2, counts as a name. Any other left side does not: 2x = 42 means
+    that x is 21.
     """
     names, sides = _split_names(prediction)
     if names and label_names and names[0] != label_names[0]:
@@ -223,7 +223,7 @@ def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
 
 
 def _is_quantity(side: str) -> bool:
-    """Return whether a left side names the requested quantity: it has several variables, or one in a function."""
+    """Return whether a left side names the requested quantity: several variables, or a function of a variable."""
     letters = {letter for letter in _COMMAND.sub(" ", side) if letter.isalpha()}
     letters |= {name for name in _COMMAND.findall(side) if name[1:] in GREEK}
     return len(letters) > 1 or (bool(letters) and _QUANTITIES.search(side) is not None)
@@ -341,9 +341,9 @@ def _are_conditions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _are_differences_proportional(first: Relation, second: Relation, budget: Budget) -> bool:
-    """Return whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1.
+    """Return whether the left sides minus the right sides are proportional, as for y - 2x = 1 and y = 2x + 1.
 
-    The sides of equations may be multiplied by their divisors first: xy = 1 and y = 1/x.
+    Equations are also compared after multiplying them by their divisors, as for xy = 1 and y = 1/x.
     """
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
@@ -483,8 +483,8 @@ def _holds_for_all_reals(left: Key, sign: str, right: Key) -> bool:
 
 
 Cut = tuple[Value, bool]
-"""A cut of the number line: just before this number, or (True) just after it. The number is a value of `numeric`, or an
-infinite float."""
+"""A cut of the number line at a number: just before it (False) or just after it (True). The number is a value of
+`numeric`, or an infinite float."""
 Piece = tuple[Cut, Cut]
 """The numbers between two cuts: [1, 2) goes from just before 1 to just before 2."""
 REALS: Final[Piece] = ((-inf, True), (inf, False))
@@ -523,7 +523,7 @@ def _intersection(regions: Sequence[list[Piece]]) -> list[Piece]:
 def _compare_cuts(first: Cut, second: Cut) -> int:
     """Return a negative number if the first cut is left of the second, a positive number if it is right of it, or 0."""
     a, b = first[0], second[0]
-    if isinstance(a, float) or isinstance(b, float):  # infinite, since finite numbers are fractions or mpmath's
+    if isinstance(a, float) or isinstance(b, float):  # a float is infinite: finite numbers are fractions or mpmath's
         is_less, is_same = a == -inf != b or b == inf != a, isinstance(a, float) and isinstance(b, float) and a == b
     else:
         is_less, is_same = numeric.is_less(a, b), numeric.is_close(a, b)

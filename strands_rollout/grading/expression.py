@@ -162,7 +162,7 @@ class _Parser:
         return Expression("negative", (product,)) if is_negative else product
 
     def _begins_factor(self) -> bool:
-        """Return whether a factor follows without "*" or "/"; a number does not: `4 2` and `x2` are not products."""
+        """Return whether a factor other than a number follows without "*" or "/"; `4 2` and `x2` are not products."""
         if self.next == _BAR:
             return self._bars == 0
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
@@ -411,7 +411,7 @@ _UNIT_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""Split the unit off an answer without text macros: return the rest, and the unit's canonical name, or ""."""
+    r"""Split an answer that has no text macros into its text without the unit, and the unit's canonical name or ""."""
     money = _MONEY.fullmatch(text)
     if money:
         rest, per = split_unit(money["rest"])
@@ -427,10 +427,10 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _is_unit(unit: str, *, after_space: bool) -> bool:
-    r"""Return whether a text after a number is a unit: a known unit, or a long enough unknown word.
+    r"""Return whether a text after a number is a unit: a known unit or, if long enough, an unknown word.
 
-    An unknown word needs three letters after a space and four without a space; shorter words are products, as in 5 ab.
-    A known unit of one letter is a product without a space, as in 5m. A word of `_NOT_UNITS` is never a unit.
+    An unknown word must have at least three letters after a space, else four; a shorter one is a product, as in 5 ab.
+    A single letter must follow a space: 5m is a product. A word of `_NOT_UNITS` is never a unit.
     """
     for word in (part for part in _UNIT_PART.findall(unit) if part[0].isalpha()):
         forms = word, _singular(word)
@@ -570,9 +570,11 @@ _TRAILING_MARKS: Final = " \t.,;:"
 class Notation:
     r"""An answer in the common notation.
 
-    `text` has no delimiters, decoration, unit or final punctuation; `unit` is the canonical name of the unit that stood
-    with a number, "%" for a percentage, "" for none. If `is_text`, something around the words was removed, such as a
-    text macro or a phrase before the answer; then words in `text` are not taken for a product of letters.
+    Attributes:
+        text: The answer without delimiters, decoration, unit and final punctuation.
+        unit: The canonical name of the unit that stood with a number; "%" for a percentage, "" for none.
+        is_text: True if something around the words was removed, such as a text macro or a phrase before the answer.
+            Then words in `text` are not taken for products of letters.
     """
 
     text: str

@@ -29,7 +29,7 @@ _MAX_LINE_CHARS: Final = 1000  # a longer line is not searched for a formula or 
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
-    """Return the assistant's last text in a whole response of which only the text is known.
+    """Return the text of the last assistant turn, found in the decoded text of a whole response.
 
     Everything up to the last `</tool_response>` counts as tool output or as older text, so that a tool's output can't
     pose as the assistant, whatever markers it contains. Two cases can't be recognized from the text alone: a response
@@ -85,7 +85,7 @@ def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Remove all blocks; an unclosed block ends with the text. Return the rest, and the part after the last block."""
+    """Remove blocks from `opening` to `closing` or the end; return the rest, and the part after the last block."""
     parts: list[str] = []
     start = 0
     while (block := text.find(opening, start)) >= 0:
@@ -103,8 +103,8 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: True if the text ends in the middle, as at a limit of tokens. Then an unfinished end (such as a line
-            after `Answer:`, an open box or a tag), or a last box that is empty, is not an answer, and revokes all
+        is_cut: True if the text ends in the middle, for example at a token limit. Then an unfinished end (such as a
+            line after `Answer:`, an open box or a part of a tag) or an empty last box is not an answer, and revokes all
             answers before it.
     """
     text = text[-_SEARCHED_CHARS:]
@@ -117,16 +117,17 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last complete box, `\boxed{...}`, `\fbox{...}` or `\boxed 42`; "" without one."""
+    r"""Return the content of the last complete box, `\boxed{...}`, `\fbox{...}` or `\boxed 42`; "" if there is none."""
     box = _find_box(text)
     return text[box.start : box.end].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The position of the last complete box's content, 0 to 0 without one.
+    """The position of the last complete box's content; `start` and `end` are 0 if there is no complete box.
 
-    `is_open` is True if a box may be unfinished: it has no end, or the last box is empty or a word at the text's end.
+    `is_open` is True if a box may be unfinished: it has no closing brace, or the last box is empty, or is a bare word
+    at the end of the text.
     """
 
     start: int
@@ -136,7 +137,7 @@ class _Box:
 
 def _find_box(text: str) -> _Box:
     start = end = 0  # the content of the last complete box so far
-    is_whole = True  # False if the latest box is open, empty, or a word at the text's end
+    is_whole = True  # False if the latest box is open, empty, or a bare word at the end of the text
     open_braces: list[int | None] = []  # where a box's content starts; None for other braces
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):
@@ -159,7 +160,7 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Return whether the text from `start` ends in the text after an "Answer:" or in a line that states the answer."""
+    """Return whether the text from `start` ends in the line after an "Answer:", or in a line that states the answer."""
     labels = list(ANSWER_LABEL.finditer(text, start))
     if labels and "\n" not in text[labels[-1].end() :]:
         return True
@@ -170,8 +171,8 @@ def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
     "Answer:" is also recognized in other languages. Without it, if a sentence in the last line begins with "the answer
-    is" in a language other than English (see `phrases`), return the text after these words; else return "". Markdown,
-    words that end the sentence, a final full stop, and what is around a single formula are removed.
+    is" in a language other than English (see `phrases`), return the text after these words; else return "". Remove
+    Markdown, words that end the sentence, a final full stop, and the text around a single formula.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
@@ -185,8 +186,8 @@ def last_answer_line(text: str) -> str:
 def _formula_of(line: str) -> str:
     """Return the only formula of a line whose other words have no digit and no negation ("the sum is $42$.").
 
-    A sign right before the formula, and a unit right after it, belong to it. Of any other line return the
-    `_whole_formula`; a very long line stays unchanged.
+    A sign right before the formula, and a unit right after it, belong to it. For any other line, return
+    `_whole_formula`; return a very long line unchanged.
     """
     if len(line) > _MAX_LINE_CHARS:
         return line
@@ -200,7 +201,7 @@ def _formula_of(line: str) -> str:
 
 
 def _whole_formula(line: str) -> str:
-    """Remove Markdown, the sentence's final words and full stop, and the delimiters of a formula that is the rest."""
+    """Remove Markdown, the sentence's final words and full stop, and the delimiters if the rest is a single formula."""
     answer = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
     formula = _MATH_SPAN.fullmatch(answer)
     return answer if formula is None else next(group for group in formula.groups() if group is not None).strip()

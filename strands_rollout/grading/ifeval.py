@@ -2,8 +2,8 @@
 
 IFEval is described in Zhou et al., 2023, arXiv:2311.07911. This module needs the extra `ifeval`. The checkers count
 sentences and capital words with NLTK's model punkt_tab, which lm-evaluation-harness downloads on first use. For a
-machine without network, run `python -m nltk.downloader punkt_tab` on another machine, copy its folder nltk_data, and
-set NLTK_DATA to the copy.
+machine without network, run `python -m nltk.downloader punkt_tab` on another machine, copy the folder nltk_data
+from there, and set NLTK_DATA to the copy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final
 from strands_rollout.errors import ConfigError, PromptError
 
 METADATA_KEY: Final = "ifeval"
-"""Key of a row's metadata with its instructions, as google/IFEval has them: `instruction_id_list` and `kwargs`."""
+"""Key in a row's metadata for its instructions: a mapping with google/IFEval's `instruction_id_list` and `kwargs`."""
 MAX_RESPONSE_CHARS: Final = 50_000
-"""Maximum characters of a response; some checkers take quadratic time, for example if it consists of brackets."""
+"""Maximum characters of a response: some checkers take quadratic time, for example for a response of brackets."""
 _USING_PUNKT: Final = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 
 
@@ -43,7 +43,7 @@ class Instructions:
         """Return the instructions in a row's metadata.
 
         Raises:
-            PromptError: The metadata has none, or not as many arguments as instructions.
+            PromptError: The metadata has no instructions, or not exactly one element of `kwargs` for each.
         """
         found = metadata.get(METADATA_KEY)
         values = found if isinstance(found, Mapping) else {}
@@ -75,7 +75,7 @@ class Instructions:
     def followed(self, response: str, prompt: str) -> list[bool]:
         """Return, for each instruction, whether the unchanged response follows it (IFEval's strict accuracy).
 
-        A response of more than `MAX_RESPONSE_CHARS` follows none.
+        A response of more than `MAX_RESPONSE_CHARS` follows no instruction.
 
         Raises:
             ConfigError: See `check_usable`.
@@ -107,14 +107,14 @@ _LOADING: Final = threading.Lock()
 def _library() -> Any:  # noqa: ANN401 - a module without type information
     """Return the module of lm-evaluation-harness with the checkers; raise a ConfigError if it is not installed."""
     try:
-        with _LOADING, contextlib.redirect_stdout(sys.stderr):  # it prints about its download
+        with _LOADING, contextlib.redirect_stdout(sys.stderr):  # the import prints messages about a download
             import langdetect
             from lm_eval.tasks.ifeval import utils
     except ModuleNotFoundError as e:
         raise ConfigError(
             f"grading IFEval needs {e.name!r}, which is not installed; run: pip install 'strands-rollout[ifeval]'"
         ) from e
-    langdetect.DetectorFactory.seed = 0  # the same language for the same text
+    langdetect.DetectorFactory.seed = 0  # detect the same language each time for the same text
     logging.getLogger("lm_eval.tasks.ifeval").setLevel(logging.CRITICAL)  # it logs whole responses
     return utils
 

@@ -44,8 +44,8 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
     Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 
     Raises:
-        ValueError: A list contains itself or is nested too deeply, or an integer has more than 4,300 digits. A text
-            that holds a list never raises.
+        ValueError: A list contains itself or is nested too deeply, or an integer has more than 4,300 digits. A label
+            that is a string never raises.
     """
     if hasattr(label, "tolist"):  # a NumPy scalar or array
         label = label.tolist()
@@ -111,7 +111,7 @@ def _unquote(literal: str) -> str:
     if _UNESCAPED_COMMAND.search(inner):
         return inner
     plain = _ESCAPE.sub(_replace_escape, inner)
-    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON's pairs of surrogates
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # join JSON's surrogate pairs
 
 
 def _replace_escape(escape: re.Match[str]) -> str:
@@ -121,10 +121,10 @@ def _replace_escape(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """The reading of a label that looks like a printed list or mapping.
+    """How a label that looks like a printed list or mapping is read.
 
     Attributes:
-        kind: "alternatives" of which any is right, "mathematics", or "unreadable": only the same text equals the label.
+        kind: "alternatives" (any is right), "mathematics", or "unreadable" (only the same text equals the label).
         meaning: A predicate for a message, such as "is the text of a list, read as '34'".
     """
 
@@ -133,7 +133,7 @@ class ContainerLabel:
 
 
 def container_label(label: object) -> ContainerLabel | None:
-    """Return the reading of a label that looks like a printed list or mapping; None for any other label."""
+    """Return how a label that looks like a printed list or mapping is read; None for any other label."""
     if not isinstance(label, str):
         return None
     text = label.strip()

@@ -1,7 +1,7 @@
 r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
 Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set for which
-both have a value. Every step is bounded in size and the steps are counted, so no formula takes long and none needs a
+both have a value. Every step is bounded in size and the steps are counted, so no formula takes long or needs a
 process of its own. Functions with a `Budget` raise `TooComplexError` if a part of a formula is too large or too small
 to compute or no steps are left, and `OutOfTimeError` if the time is over.
 """
@@ -22,7 +22,7 @@ from strands_rollout.grading.expression import Expression
 
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
-_MAX_EXPONENT: Final = 60  # powers of ten, in either direction, that a value may reach if it is not a fraction
+_MAX_EXPONENT: Final = 60  # a value that is neither a fraction nor 0 must lie between 10**-60 and 10**60
 _MAX_BITS: Final = 60_000  # bits of a fraction's numerator and denominator together
 _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
@@ -30,9 +30,9 @@ _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
 _FRACTION_POINTS: Final = range(6)  # indices of the points at which variables are fractions
 _WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
-_MIN_POINTS: Final = 2  # points at which both formulas must have a value
+_MIN_POINTS: Final = 2  # minimum number of points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: no real power of a negative base has such an exponent
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: with such an exponent, a negative base has no real power
 
 
 class _Local(threading.local):
@@ -93,8 +93,8 @@ class Budget:
 def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
     """Return whether two formulas have the same value at all tried points at which both have a value.
 
-    Formulas with variables need at least two such points. `log` without a base may be natural or decimal, but the same
-    in both formulas.
+    Formulas with variables need at least two such points. `log` without a base may be natural or decimal, but must
+    be the same in both formulas.
     """
     min_points = _MIN_POINTS if first.symbols() | second.symbols() else 1
     for pairs in _interpretations(first, second, budget):
@@ -110,11 +110,10 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
 
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positive_factor: bool = False) -> bool:
-    """Return whether one formula is the other times a constant: not 0, and with `positive_factor` positive.
+    """Return whether one formula is the other times a constant other than 0 (if `positive_factor`, above 0).
 
-    Formulas without variables, or with different variables, are not proportional. With `positive_factor`, neither are
-    formulas with complex values, which have no order. The differences of the sides of x = 2 and 2x = 4, for example,
-    are proportional.
+    For example, x - 2 and 2x - 4 are proportional. Formulas without variables, or with different variables, are not
+    proportional. If `positive_factor`, formulas with complex values are not either, because these have no order.
     """
     if not first.symbols() or first.symbols() != second.symbols():
         return False
@@ -128,7 +127,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
 
 
 def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
-    """Return the real value of a formula for these values of its variables; None without a real value."""
+    """Return the real value of a formula for the values `symbols` of its variables; None if it has no real value."""
     try:
         value = _Evaluation(budget, symbols or {}).of(node)
     except _UndefinedError:
@@ -137,7 +136,7 @@ def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] |
 
 
 def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bool] | None:
-    """Return the root of a formula that is linear in its only variable, and whether the formula rises; else None."""
+    """If a formula is linear in `name`, its only variable, return its root and whether it rises; else return None."""
     values = [value_of(node, budget, {name: sample}) for sample in _LINE_SAMPLES]
     if node.symbols() != {name} or None in values:
         return None
@@ -244,7 +243,10 @@ class _Evaluation:
         return self._checked_value(operation(*values))
 
     def _checked_value(self, value: Value, *, is_exact: bool = True) -> Value:
-        """Return a value after checking its size and spending steps on it; unless exact, a value near 0 becomes 0."""
+        """Check the size of a value, spend steps on it, and return it.
+
+        If not `is_exact`, return 0 for a value near 0.
+        """
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)

@@ -18,7 +18,7 @@ _SO: Final = (
     r"|perciò|итак|значит)[,:]? "
     r"|(?:所以|因此|故|那么|于是|よって|したがって|ゆえに|従って|따라서|그러므로)[,、\uFF0C ]? ?)?"
 )
-# not in English: this package's English prompts ask for a box or "Answer:", and a policy should learn to write one
+# no English phrases: this package's English prompts ask for a box or "Answer:", and a policy should learn to use them
 _IS: Final = (
     r"la (?:respuesta|solución)(?: final| correcta)? es",
     r"la (?:réponse|solution)(?: finale| correcte)? est",
@@ -41,7 +41,7 @@ ANSWER_SENTENCE: Final = re.compile(
 )
 """Beginning of a sentence that gives the answer, within a line, in a language other than English."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
-"""Words that introduce the answer and were extracted with it, as in "la respuesta es 42"; for texts in NFKC."""
+"""Words that introduce the answer and were extracted with it, as in "la respuesta es 42". Match it on NFKC text."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
 """End of a sentence after the answer: the final verb of Japanese or Korean, if any, and a full stop, if any."""
 NEGATION: Final = re.compile(

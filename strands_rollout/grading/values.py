@@ -45,9 +45,9 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """Return a key of a date, a number in words or other words, equal for equal answers; None for any other text.
+    """Return a key of a date, a number in words or other words, so that equal answers have equal keys; else None.
 
-    A single letter is no word.
+    A single letter is not a word.
     """
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
@@ -71,7 +71,7 @@ def are_same_time(first: str, second: str) -> bool | None:
 def number_in_words(text: str) -> Fraction | None:
     """Return the value of a number in words, such as "forty-two"; None for other words."""
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
-    total = part = 0  # `part` is the number since the last of `_SCALES`, such as "thousand"
+    total = part = 0  # `part` is the value of the words since the last scale, such as "thousand"
     for position, word in enumerate(words):
         if word in _SMALL_NUMBERS:
             follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL_NUMBERS[word] < 10
@@ -88,14 +88,14 @@ def number_in_words(text: str) -> Fraction | None:
 
 
 def split_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
-    """Split off a number in words in parentheses: ("5", 5) for "5 (five)"; any other text is unchanged, with None."""
+    """Split off a number in words in parentheses: ("5", 5) for "5 (five)"; else the unchanged text and None."""
     match = _IN_WORDS.fullmatch(text)
     number = number_in_words(match["words"].strip()) if match else None
     return (match["number"], number) if match and number is not None else (text, None)
 
 
 def _minutes(clock: re.Match[str]) -> set[int]:
-    """Return the minutes since midnight; both possible values for an hour up to 12 without a.m. or p.m."""
+    """Return the minutes since midnight; for an hour up to 12 without a.m. or p.m., both possible values."""
     hour, minute, half = int(clock["hour"]), int(clock["minute"]), clock["half"]
     if half is None:
         return {hour * 60 + minute, (hour + 12) % 24 * 60 + minute} if hour <= 12 else {hour * 60 + minute}
@@ -271,7 +271,7 @@ def named_values(group: ValueGroup) -> ValueGroup | None:
 
 
 def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the parts of a text between signs that are outside brackets, and these signs."""
+    """Split a text at the signs outside brackets; return the parts and the signs."""
     parts: list[str] = []
     signs: list[str] = []
     depth = start = position = 0
@@ -347,7 +347,7 @@ def _replace_conjunctions(text: str) -> str:
 
 
 def _flatten_bare_list(key: Key) -> tuple[Key, ...]:
-    r"""Return the values of a bare list, such as "\pm 3", to be items of the group around it; else the key alone."""
+    r"""Return the items for the group around a key: the values of a bare list, such as "\pm 3", else the key alone."""
     return key.items if isinstance(key, ValueGroup) and not key.brackets else (key,)
 
 

@@ -1,7 +1,7 @@
-"""Code that the integrations share: the check and conversion of finished samples, and of sampling parameters.
+"""Code that the integrations share: it checks and converts finished samples and sampling parameters.
 
 Other engines' sampling parameters are converted to SGLang's names. An unknown parameter is refused. A known parameter
-without an equivalent is refused, too, unless its value is None or is listed as one that changes nothing.
+without an equivalent is refused, too, unless its value is None or changes nothing (see `SamplingNames.neutral`).
 """
 
 from collections import defaultdict
@@ -138,7 +138,7 @@ class SamplingNames:
         names: SGLang's name for each parameter that has an equivalent.
         neutral: For parameters without an equivalent, the values that change nothing and are dropped; other values are
             refused.
-        missing: Parameters without an equivalent, of which every value except None is refused.
+        missing: Parameters without an equivalent; every value except None is refused.
     """
 
     source: str
@@ -147,7 +147,7 @@ class SamplingNames:
     missing: frozenset[str]
 
     def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the parameters with SGLang's names and values; leave out those that are None or have a neutral value.
+        """Return the parameters with SGLang's names and values; leave out parameters that are None or neutral.
 
         Raises:
             ConfigError: A name is unknown, a value has no equivalent in SGLang, or two names of the same parameter have
@@ -178,7 +178,7 @@ class SamplingNames:
         neutral = self.neutral.get(name, ())
         # compare types too, since True == 1
         if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
-            remedy = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; remove it"
+            remedy = f"; expected {' or '.join(map(repr, neutral))}" if neutral else "; remove it"
             raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which has no equivalent in SGLang{remedy}")
 
 

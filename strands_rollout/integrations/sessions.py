@@ -88,8 +88,8 @@ class SessionServer:
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts requests without a token, which
             `serve_sessions` allows on a local host only.
-        idle_s: Seconds after which a session is idle if it got no request for a turn, its samples were not read, and
-            no request is in flight. Each `POST /sessions` ends the idle sessions.
+        idle_s: A session is idle if no request is in flight, and if it got no request for a turn and its samples were
+            not read for this many seconds. Each `POST /sessions` ends the idle sessions.
         **model: More arguments of `SGLangModel`.
 
     Raises:
@@ -185,9 +185,9 @@ class SessionServer:
 
 
 def samples_of(opened: _OpenSession) -> list[SampleLike]:
-    """Return a session's samples so far: first that of the main conversation's newest branch.
+    """Return a session's samples so far, beginning with the sample of the main conversation's newest branch.
 
-    Each other branch with a turn has a sample, too.
+    Every other branch that has a turn has a sample, too.
 
     As a side effect, the session's main conversation becomes the main conversation of the record.
     """

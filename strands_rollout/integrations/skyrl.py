@@ -1,4 +1,4 @@
-"""SkyRL: samples as its GeneratorOutput, and a generator that plays its GeneratorInput with this package.
+"""SkyRL: convert samples to its GeneratorOutput, and play the prompts of its GeneratorInput with this package.
 
 Input and output are plain dicts; SkyRL is not imported. Sources in NovaSky-AI/SkyRL: skyrl/train/generators/base.py
 (the fields), skyrl/train/utils/trainer_utils.py (the validator), skyrl/train/trainer.py.
@@ -27,7 +27,7 @@ _METRICS: Final = ("turns", "tool_calls", "parse_failures")
 
 
 def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
-    """Return SkyRL's GeneratorOutput of finished samples, in their order; without samples, its lists are empty.
+    """Return finished samples as SkyRL's GeneratorOutput, in order; its lists are empty if there are no samples.
 
     A sample that is not trained has a loss mask of zeros, and the reward of `compared_rewards`.
 

@@ -192,7 +192,7 @@ def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - arguments of wand
 def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
     """Return a table with the columns of `SAMPLE_COLUMNS` and a row for each sample of a dump, in its order.
 
-    With contents, rows include prompt, response and label: secrets are masked, and long texts are cut in the middle.
+    If `with_contents`, rows include prompt, response and label, with secrets masked and long texts cut in the middle.
     """
     count = len(SAMPLE_COLUMNS) - (0 if with_contents else len(TEXT_COLUMNS))
     rows, secrets = [], find_secrets(os.environ)
@@ -205,7 +205,7 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
 def log_table(table: Table, project: str | None, name: str) -> None:
     """Log a table as `samples` in a wandb run; the run is named `name` unless WANDB_NAME or WANDB_RUN_ID is set.
 
-    With `project` None, wandb's own settings, such as WANDB_PROJECT, name the project.
+    If `project` is None, wandb's own settings, such as WANDB_PROJECT, name the project.
 
     Raises:
         ConfigError: wandb can't start a run.
@@ -216,7 +216,7 @@ def log_table(table: Table, project: str | None, name: str) -> None:
     max_rows = wandb.Table.MAX_ROWS
     if len(table.rows) > max_rows:
         raise ExportError(
-            f"got {len(table.rows)} samples; wandb accepts at most {max_rows} per table; export the dump's files singly"
+            f"got {len(table.rows)} samples; wandb accepts at most {max_rows} per table; export each file of the dump"
         )
     is_named = any(os.environ.get(variable) for variable in ("WANDB_NAME", "WANDB_RUN_ID"))
     with start_run(project=project, name=None if is_named else name) as run:

@@ -47,7 +47,7 @@ class TokenRow:
 def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> list[TensorDict]:
     """Return a TensorDict for each row, without batch dimensions, with TorchRL's default keys.
 
-    With `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right, so that the
+    If `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right, so that the
     full sequence may be padded on both sides.
     """
     prompt_length = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
@@ -150,7 +150,7 @@ def to_tensordict(
     padded: bool = False,
     reward_key: str = REWARD_KEY,
 ) -> TensorDictBase:
-    """Return a TensorDict of batch size [samples], one row per sample, in their order; without samples, no keys.
+    """Return a TensorDict of batch size [samples], one row per sample, in order; without samples, it has no keys.
 
     It has TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`) and `query`
     (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
@@ -263,7 +263,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         self._template = ChatTemplate(tokenizer, **template_options) if input_mode == "history" else None
 
     def get_new_version(self, **changes: object) -> Self:
-        """Return a new policy with the constructor arguments of this policy, of which `changes` replaces some."""
+        """Return a new policy with this policy's constructor arguments, updated with `changes`."""
         return type(self)(**{**self._arguments, **changes})
 
     def get_dist(self, *_: object, **__: object) -> NoReturn:

@@ -105,7 +105,7 @@ def episode_spans(
 
     Spans of calls whose turn is unknown come last.
 
-    With contents, spans include prompt, answer, label and error and, if the dump has the texts of its tokens, each
+    If `with_contents`, spans include prompt, answer, label and error and, if the dump has the texts of its tokens, each
     turn's context and output. Secrets are masked, and long texts are cut in the middle.
     """
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
@@ -150,9 +150,9 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return a span's recorded times, else times after all spans in `before`, where unknown seconds count as 0.
+    """Return the start and end of a span, each at most `_MAX_SECONDS`.
 
-    Times after `_MAX_SECONDS` are set to it.
+    If `recorded` is None, the span starts when the last span in `before` ends, and takes `seconds` (None: 0).
     """
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
@@ -171,7 +171,7 @@ def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None,
 
 
 def _valid_seconds(value: object) -> float | None:
-    """Return a duration that a span can have, else None: span times are nanoseconds since 1970 in 64 bits."""
+    """Return a duration if a span can have it, else None: span times are 64-bit nanoseconds since 1970."""
     number = finite_number(value)
     return number if number is not None and 0 <= number <= _MAX_SECONDS else None
 
@@ -197,7 +197,7 @@ def _turn_attributes(
 
 
 def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int | None, list[Mapping[str, Any]]]:
-    """Return the calls by the index of their turn in the sample; None for calls of an unknown turn.
+    """Return the calls by the index of their turn in the sample; calls of an unknown turn have the key None.
 
     A call's id contains the number of its turn in the whole episode. If the episode has several segments, this number
     does not tell to which turn of the sample the call belongs.
@@ -402,7 +402,7 @@ class _Sender:
         self.sent = 0  # number of spans
 
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
-        """Record an episode, whose root span is the first; send all recorded spans once they fill a batch.
+        """Record the spans of an episode, root span first; send all recorded spans once they fill a batch.
 
         A sibling of a fan-out is linked to the main agent's trace, if the main agent's episode was recorded before.
 

@@ -1,4 +1,4 @@
-"""verl: samples with the fields of its AgentLoopOutput, as plain dicts; verl is not imported.
+"""verl: convert samples to plain dicts with the fields of its AgentLoopOutput; verl is not imported.
 
 In an agent loop of verl: `AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`. Sources in verl-project/verl:
 verl/experimental/agent_loop/agent_loop.py (the fields and their use) and

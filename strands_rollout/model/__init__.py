@@ -1,1 +1,1 @@
-"""The token-in/token-out Strands model: conversations of exact tokens, sampled turn by turn within their budgets."""
+"""The token-in/token-out Strands model: samples conversations turn by turn, within budgets; records exact tokens."""

@@ -29,7 +29,8 @@ INVALID_TOOL_CALL: Final = "invalid_tool_call"
 
 StreamEvent = dict[str, Any]
 
-# first letter of shown ids, by the conversation's number; some templates require ids of nine letters and digits
+# a shown id is the letter of its conversation and eight digits (its turn and segment), since some templates require
+# ids of nine letters and digits
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
@@ -39,7 +40,7 @@ class ReadTurn:
 
     Attributes:
         text: The sampled text, with its control tokens but without the token that ended the turn.
-        segments: The parsed text, at least one segment; no calls if the turn was cut.
+        segments: The parsed text: at least one segment, and no calls if the turn was cut.
         stop_reason: Strands' stop reason.
     """
 
@@ -69,17 +70,17 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
 def _split_turn(
     parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
 ) -> list[Segment]:
-    """Split a turn with a method of its parser; if the method raises, return one failure with the whole text.
+    """Split a turn with `split`, a method of `parser`; if it raises, return one failure with the whole text.
 
-    A MemoryError is raised again. A parser reads only sampled text: if a parser's error ended the episode, the sample
-    would not be trained, and the policy could choose which of its samples are trained.
+    Only a MemoryError is raised. If another error ended the episode, its sample would not be trained: by the text that
+    causes the error, the policy could choose which of its samples are trained.
     """
     try:
         return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything
-        kind = (type(parser), type(e))  # one traceback per kind, since a policy may repeat such a text
+        kind = (type(parser), type(e))  # one traceback per parser and error type: a policy may often write such text
         message = "bug in a tool parser parser=%s: it raised an exception on sampled text"
         log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
@@ -87,13 +88,13 @@ def _split_turn(
 
 @dataclass(slots=True)
 class AnswerReader:
-    """Reads the turns of one conversation: their calls, text and reasoning, and calls that can't be parsed.
+    """Reads the turns of one conversation: text, reasoning, calls, and calls that can't be parsed.
 
     Attributes:
         template: The policy's chat template.
         parser: The parser of tool calls.
-        conversation: The conversation's number, which is part of tool-use ids unless it is 0, since a history may have
-            calls of several conversations.
+        conversation: The conversation's number. If it is not 0, tool-use ids contain it, since a history may have calls
+            of several conversations.
     """
 
     template: ChatTemplate
@@ -101,7 +102,7 @@ class AnswerReader:
     conversation: int
 
     def read(self, branch: Branch, index: int, number: int) -> Answer:
-        """Parse a turn, and return the answer; note its text and calls on the branch, also calls that can't be parsed.
+        """Parse a turn, store its text and its calls (parsed or not) on the branch, and return the answer.
 
         Args:
             branch: The turn's branch.
@@ -135,7 +136,7 @@ class AnswerReader:
 
 
 def call_id(call_prefix: str, index: int, segment: Segment) -> str:
-    """Return the tool-use id of a turn's segment; its suffix, not the tool's name, marks a call that wasn't parsed."""
+    """Return the tool-use id of a turn's segment; the id of a call that can't be parsed ends with `UNPARSED`."""
     return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
 
 
@@ -145,11 +146,11 @@ def failure_message(reason: str) -> str:
 
 
 def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
-    """Return a turn as Strands' loop gets it: one assistant message, with stop reason, usage and latency.
+    """Return a turn as an answer for Strands' loop: one assistant message, with stop reason, usage and latency.
 
     Empty text and reasoning are omitted. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that
-    Strands answers it with an error result and the loop continues. The policy may call a tool of that name too: see
-    `call_id`.
+    Strands answers it with an error result and the loop continues. The policy, too, may call a tool of that name; only
+    the tool-use id distinguishes the two (see `call_id`).
 
     Args:
         read: The turn as text.
@@ -183,7 +184,7 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
 
 
 def _content_block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
-    """Return a segment of a turn as a content block; {} for empty text or reasoning."""
+    """Return a segment of a turn as a content block; {} if it is empty text or reasoning."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):
@@ -206,7 +207,7 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """Return the instance of `output_model` in an answer: its first call of `tool_name` or, without one, its JSON text.
+    """Read an answer as an instance of `output_model`: its first call of `tool_name` or, if there is none, its text.
 
     Raises:
         StructuredOutputException: The answer has no valid instance.

@@ -42,8 +42,8 @@ async def turn_context(
 ) -> list[int]:
     """Return the ids of the messages after a branch's last answer; cut tool results that are too long.
 
-    If `remaining` has a limit, results without an image are cut so that `min_turn_tokens` are left for the turn, or to
-    nothing. Images in the messages are stored on the branch.
+    If `remaining` has a limit, results without an image are cut until `min_turn_tokens` are left for the turn, if need
+    be to nothing. Images in the messages are stored on the branch.
 
     Raises:
         TrajectoryError: There is no message after the answer.
@@ -52,7 +52,7 @@ async def turn_context(
         ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
     """
     branch = place.branch
-    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has none
+    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has no tools
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
@@ -101,7 +101,7 @@ def _fit_turn_ids(
 ) -> list[int]:
     """Return the ids of new messages.
 
-    If need be, long tool results are cut to one length that leaves `min_turn_tokens`, or to nothing.
+    If they leave fewer than `min_turn_tokens`, tool results are cut to a common maximum length, if need be to nothing.
     """
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
@@ -122,15 +122,15 @@ def _fit_turn_ids(
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed or cap == 0:
             return ids
-        # the results share the excess; the cap shrinks in each pass, so the loop ends
+        # each result is cut by its share of the excess tokens; the cap shrinks in each pass, so the loop ends
         cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
 
 
 async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
-    """Return the exact number of tokens of Strands messages.
+    """Return the exact number of tokens of Strands messages, including the generation prompt.
 
-    Messages that begin with a tool result are counted as the context after an answer; other messages as a first prompt,
-    with the system prompt and the tools. The generation prompt is counted, too.
+    If the messages begin with a tool result, they are counted as the context after an answer; otherwise as a first
+    prompt, with the system prompt and the tools.
     """
     chat = to_chat_messages(request.messages)
     images = await _read_images(template, chat)
@@ -145,7 +145,7 @@ async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
 
 
 async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Return the images of new messages; [] for messages of text only, the usual case."""
+    """Return the images of new messages; [] if all messages are text, as usual."""
     return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
 
 

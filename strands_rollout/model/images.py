@@ -1,7 +1,7 @@
 """Images of prompts and tools: their tokens, their training inputs, and their fields in a request.
 
-Tokens and training inputs come from the model's own Hugging Face processor. `image_data` together with `input_ids`
-follows SGLang 0.5.23, python/sglang/srt/multimodal/processors/base_processor.py.
+Tokens and training inputs come from the model's own Hugging Face processor. Requests have `image_data` and `input_ids`
+in the form that SGLang 0.5.23 reads (python/sglang/srt/multimodal/processors/base_processor.py).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class PlacedImage:
         end: Index after the image's last token; all of the image's tokens are `token_id`.
         token_id: The model's image token.
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
-        train_inputs: Outputs of the model's processor for the image, by name: arrays, which can be joined with those of
-            other images along the first axis.
-        other_ids: The model's tokens for other media, such as videos; a request with images may contain none of them.
+        train_inputs: Outputs of the model's processor for the image, by name: arrays that can be joined with other
+            images' arrays along the first axis.
+        other_ids: The model's tokens for other media, such as videos; a request with images must not contain them.
     """
 
     start: int
@@ -60,7 +60,7 @@ class PlacedImage:
 
 
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
-    """Return the processor's outputs for all images, joined by name; None without images.
+    """Return the processor's outputs for all images, joined by name; None if there are no images.
 
     The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. The result has
     PyTorch tensors if torch is installed, else NumPy arrays, which slime turns into tensors
@@ -81,13 +81,13 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     except (KeyError, ValueError) as e:
         raise ConfigError(
             f"the processor's outputs of {len(images)} images can't be joined along their first axis: {e}; expected "
-            "the same outputs for each image, whose other axes have equal lengths, as Qwen2-VL's processor returns them"
+            "the same outputs for each image, with other axes of equal lengths, as from Qwen2-VL's processor"
         ) from e
     return dict(BatchFeature(joined, tensor_type="pt" if is_torch_available() else None))
 
 
 def read_rgb(data: bytes) -> Image:
-    """Return the image of a file's bytes, in RGB.
+    """Decode the bytes of an image file to an RGB image.
 
     Raises:
         PromptError: The bytes can't be read as an image.
@@ -118,9 +118,9 @@ def image_block(source: object) -> dict[str, Any]:
     """Return Strands' content block of an image.
 
     Args:
-        source: An image as slime's data sets hold it: a PIL image, a file's path, a data URL, base64, a file's bytes,
-            or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet; the path counts only if there
-            are no bytes.
+        source: An image in one of the forms in slime's data sets: a PIL image, a file's path, a data URL, base64, a
+            file's bytes, or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet. The path is used
+            only if there are no bytes.
 
     Raises:
         PromptError: The source has none of these forms, or can't be read as an image.
@@ -171,7 +171,7 @@ def _import_pillow() -> ModuleType:
     return Image
 
 
-# a processor's outputs for text, which the trajectory already has
+# outputs of a processor for the text, which are not needed: the trajectory has the text's tokens
 _TEXT_OUTPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _IMAGE_TOKENS: Final[weakref.WeakKeyDictionary[Any, ImageTokens]] = weakref.WeakKeyDictionary()
 
@@ -192,11 +192,11 @@ class ReadImage:
 
 
 class ImageTokens:
-    """Reads images with a model's processor. Threads may share an object; they use its processor one at a time.
+    """Reads images with a model's processor. Thread-safe: only one thread at a time uses the processor.
 
     Attributes:
-        token_id: The image token, which a template writes once for each image.
-        other_ids: The processor's tokens for other media.
+        token_id: Id of the image token, which a template writes once for each image.
+        other_ids: Ids of the processor's tokens for other media.
 
     Raises:
         ConfigError: The processor does not read images.
@@ -222,8 +222,8 @@ class ImageTokens:
 
         Raises:
             PromptError: The bytes can't be read as an image.
-            ConfigError: Pillow is not installed, or the processor refuses the image or returns tokens other than the
-                image's.
+            ConfigError: Pillow is not installed, or the processor refuses the image or returns other tokens than the
+                image token.
         """
         from transformers.utils import is_torch_available
 
@@ -248,7 +248,7 @@ class ImageTokens:
 
 
 def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
-    """Return the `ImageTokens` of a processor, or of its folder or hub id, loaded once per process; the load blocks.
+    """Return the `ImageTokens` of a processor. A folder or hub id is loaded once per process; loading it blocks.
 
     Raises:
         ConfigError: There is no processor, or it can't be loaded or does not read images.
@@ -284,12 +284,12 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
-    """Return the field of a request that holds its images; {} without images."""
+    """Return the images as a field of a request; {} if there are none."""
     return {"image_data": [image.data_url for image in images]} if images else {}
 
 
 def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
-    """Return the ids with one token for each image, which SGLang expands again (in `_expand_input_ids`).
+    """Replace all tokens of each image by a single token, which SGLang expands again (in `_expand_input_ids`).
 
     The engine searches the decoded text for image tokens, and never answers if it finds more image tokens than
     images. It fails if it finds a token of another medium.
@@ -300,8 +300,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         decode: Returns the text of ids.
 
     Raises:
-        UnsendableTextError: The ids contain the text of a media token that stands for no image: the policy or an
-            untrusted text wrote it.
+        UnsendableTextError: The text of the ids has a media token that stands for no image, because the policy or
+            untrusted text contains it.
     """
     found: list[int] = []
     position = 0
@@ -313,15 +313,15 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
         if other and other in text:
             raise UnsendableTextError(
-                f"got the text {other!r} in a conversation with images; expected none: SGLang takes it for a missing "
-                "video or sound, and fails. A prompt, a tool or the policy wrote it"
+                f"got the text {other!r} in a conversation with images; expected no such text: SGLang would look for a "
+                "video or sound, and fail. The text is from a prompt, a tool or the policy"
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
             f"got the text {token!r} {count} times in a conversation with {len(images)} images; expected it once for "
-            "each: SGLang takes each additional one for a missing image, and never answers. A prompt, a tool or the "
-            "policy wrote it"
+            "each image: SGLang never answers if the text occurs more often. The additional text is from a prompt, a "
+            "tool or the policy"
         )
     return found
 
@@ -329,7 +329,7 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
     """Check that the engine read as many tokens as the trainer will read, and that no media token was sampled.
 
-    An answer without tokens is not checked, nor is the number of tokens read if the engine does not report it.
+    An answer without tokens is not checked. The number of tokens read is checked only if the engine reports it.
 
     Args:
         generation: The engine's answer.
@@ -362,8 +362,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
     """Remove the images' bytes from new messages, read the images in a thread, and return them.
 
-    A tool's image that can't be read is replaced by a text, since the policy chose the call and must not be able to end
-    its episode. Content without any other image then becomes a string.
+    If a tool's image can't be read, a text replaces it: the policy chose the call, and must not be able to end its
+    episode by such a call. If no other image is in the message, its content becomes a string.
 
     Raises:
         PromptError: A user's image can't be read.
@@ -392,14 +392,14 @@ async def _read_image(processor: ProcessorMixin, data: bytes) -> ReadImage:
 
 
 def extra_image_tokens(images: Sequence[ReadImage]) -> int:
-    """Return the number of image tokens in excess of the single token that a template writes for each image."""
+    """Return how many tokens the images have beyond the single token that a template writes for each."""
     return sum(image.token_count - 1 for image in images)
 
 
 def place_images(
     template: ChatTemplate, ids: Sequence[int], images: Sequence[ReadImage], start: int
 ) -> tuple[list[int], list[PlacedImage]]:
-    """Return new context with all tokens of its images, and the placed images.
+    """Replace the single token of each image in new context by all of its tokens; also return the placed images.
 
     Args:
         template: The template that rendered the ids.

@@ -1,7 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
 
-A complete answer without the replay data that its request asked for is an error; an aborted answer without them loses
-its tokens. slime's Sample decodes replay data; for slime before 0.3.1, `joined_experts` decodes the routed experts.
+It is an error if a complete answer lacks the replay data that its request asked for. If an aborted answer lacks them,
+its tokens are dropped. slime's Sample decodes replay data; for slime before 0.3.1, `joined_experts` decodes experts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RETURN_EXPERTS: Final = "return_routed_experts"
 EXPERTS: Final = "routed_experts"
 EXPERTS_START: Final = "routed_experts_start_len"
 _RETURN_TOP_P: Final = "return_top_p_token_ids"
-# names of the kept ids in an answer, as slime 0.3 reads them
+# the fields of an answer in which slime 0.3 looks for the kept ids
 _TOP_P_KEYS: Final = ("top_p_token_ids", "top_p_kept_token_ids")
 _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request; routed experts, if requested, only for tokens that have none yet.
+    """Return the extra fields of a request; if they request routed experts, only for tokens that have none yet.
 
     SGLang answers with one row of experts per token, from the token at index `routed_experts_start_len` to the
     second-to-last. Without a start, each answer would contain the rows of the whole conversation again, and replace
@@ -42,7 +42,7 @@ def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, 
 def missing_replay_data(
     extra: Mapping[str, Any], sampling_params: Mapping[str, Any], meta_info: Mapping[str, Any]
 ) -> str | None:
-    """Return what an answer lacks of the replay data that its request asked for, and the remedy; None if nothing."""
+    """Return which requested replay data an answer lacks, and the remedy, as text; None if nothing is missing."""
     if extra.get(RETURN_EXPERTS) and meta_info.get(EXPERTS) is None:
         return (
             "lacks the routed experts that the request asked for; start SGLang with --enable-return-routed-experts, "
@@ -58,13 +58,13 @@ def missing_replay_data(
 
 
 def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, layers: int, top_k: int) -> dict[str, Any]:
-    """Return `meta_info` with the token index at which its routed experts begin.
+    """Return `meta_info` with the index of the first token that has routed experts.
 
     SGLang's answer does not repeat the requested start, and some versions of SGLang ignore the start. Therefore the
     index is derived from the number of rows.
 
     Args:
-        meta_info: The answer's `meta_info`. Without routed experts, the result has no index.
+        meta_info: The answer's `meta_info`. If it has no routed experts, the result has no index.
         start: The first row that was requested.
         total: Number of input and output tokens.
         layers: Number of the model's layers.
@@ -92,7 +92,7 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
 
 
 def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
-    """Join the routed experts of a sequence, as the Sample of slime 0.3.1 does; for earlier releases of slime.
+    """Join routed experts of earlier answers and of the last, for slime before 0.3.1; later, slime's Sample joins them.
 
     Args:
         meta_info: The last answer's `meta_info`, as `located_experts` returns it.

@@ -1,4 +1,4 @@
-"""Sampling of one turn: within the token budgets and the engine's context length, across the engine's aborts.
+"""Sample one turn within the token budgets and the engine's context length, even if the engine aborts requests.
 
 The model's settings (`SGLangModelConfig`), its token budgets (`TokenLimits`) and the seeds of turns are here, too.
 """
@@ -30,13 +30,13 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 logger = logging.getLogger(__name__)
 
 RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
-"""Returns a context manager around a request, given the request's `max_new_tokens` (None without a limit). If the
+"""Returns a context manager around a request, given the request's `max_new_tokens` (None if it has no limit). If the
 manager yields a function, the function is called with the answer's `meta_info`."""
 
 # sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# tokens at the end of an aborted turn that are searched for a stop string
+# number of tokens at the end of an aborted turn that are searched for a stop string
 _STOP_TAIL_TOKENS: Final = 64
 
 
@@ -57,7 +57,7 @@ class SGLangModelConfig(TypedDict, total=False):
 
 
 def config_with_left_budget(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
-    """Return the settings with the response budget that `spent` tokens of earlier branches leave.
+    """Return the settings with what is left of the response budget after `spent` tokens of earlier branches.
 
     Raises:
         BudgetExhaustedError: No token is left.
@@ -79,7 +79,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     """Return a copy of `config` with `changes`.
 
     Raises:
-        ConfigError: A name is unknown; the message names the nearest known name, if one is near.
+        ConfigError: A name is unknown; the message suggests a similar known name, if there is one.
     """
     for name in changes:
         if name not in config:
@@ -92,7 +92,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
 
 
 def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
-    """Return the error message for a name that is not among `known`, with the nearest known name if one is near."""
+    """Return the error message for a name that is not in `known`; suggest a similar known name, if there is one."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
@@ -106,10 +106,10 @@ class SamplingRequest:
         client: The client of the running event loop.
         config: The settings for this turn: the model's, with the parameters and the response budget of this turn.
         trajectory: Receives the context and every accepted answer.
-        context_ids: New context tokens; none if the trajectory's last turn is open.
+        context_ids: New context tokens; empty if the trajectory's last turn is open.
         images: Images in the context.
-        control: The episode's control. Once the rollout is aborted, no request is sent, and no aborted turn is
-            continued. If `config["continue_aborted"]` is False, no aborted turn is ever continued.
+        control: The episode's control. Once the rollout is aborted, no request is sent, and no turn that the engine
+            aborted is continued. If `config["continue_aborted"]` is False, such a turn is never continued.
         span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
@@ -135,7 +135,7 @@ class TurnSampler:
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
-        engine_aborts: Number of requests that the engine aborted and after which the turn was continued or repeated.
+        engine_aborts: How often the engine aborted a request and the turn was then continued or repeated.
         flight: The state of the in-flight request.
     """
 
@@ -157,7 +157,7 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure while a request is retried, and after the retries were cancelled; else None."""
+        """The engine's last failure, set while a request is retried and kept if the retries are cancelled, or None."""
         return self.flight.fault if self._info_client is None else self._info_client.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
@@ -169,14 +169,15 @@ class TurnSampler:
     async def fetch_context_length(self, client: SGLangClient) -> None:
         """Fetch the engine's context length, unless it was fetched in this `connection_epoch` of the client.
 
-        If the engine reports no context length, its refusal of a request as too long may reveal the length. If the
-        engine can't be reached within the client's patience, the next `sample` raises the `EngineUnavailableError`.
+        If the engine reports no context length, the length may become known later, when the engine refuses a request as
+        too long. If the engine can't be reached within the client's patience, the next `sample` raises the
+        `EngineUnavailableError`.
         """
         if self._connection_epoch == client.connection_epoch:
             return
         self._info_client = client
         try:
-            # a router may report no length; an engine's earlier refusal may have revealed the length
+            # a router may report no length; a length that is known from an engine's refusal is kept then
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
@@ -186,30 +187,29 @@ class TurnSampler:
         self._info_client = None  # not reached if cancelled, so that `engine_fault` still reports the outage
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
-        """Return the tokens left for new context and the next turn."""
+        """Return the tokens left for new context and the next turn together."""
         return remaining_budget(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
     async def sample(self, request: SamplingRequest, *, turn: int | str) -> Generation:
-        """Sample one turn into the trajectory, or the rest of its open turn; return the engine's last answer.
+        """Sample a turn, or the rest of an open turn, into the trajectory; return the engine's last answer.
 
         If the engine aborts a turn, for example for a weight update, the trajectory keeps the turn's tokens, and the
-        turn is continued from them, unless the rollout is aborted or `continue_aborted` is False. Tokens of an
-        unfinished turn with a grammar, and tokens without the replay data that the request asked for, are not kept: a
-        continued turn samples them again. A request that is aborted before its first token does not change the
-        trajectory.
+        turn is continued from them, unless the rollout is aborted or `continue_aborted` is False. Two kinds of tokens
+        are not kept, but sampled again: those of an unfinished turn with a grammar, and those without the replay data
+        that the request asked for. A request that is aborted before its first token does not change the trajectory.
 
         Args:
             request: The turn to sample.
             turn: The turn's number in the conversation, from 0; see `turn_seed`.
 
         Raises:
-            TrajectoryError: A context id is outside the vocabulary; or a media token, in the request or sampled, stands
-                for no image.
+            TrajectoryError: A context id is outside the vocabulary; or the request or the answer has a media token that
+                stands for no image.
             ConfigError: An id in a parameter is outside the vocabulary, or the request can't be sent.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
-            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn, which is
-                not continued.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn and
+                `continue_aborted` is False.
             EngineError: The engine failed, aborted the turn because of an error, or aborts it again and again without a
                 usable token.
         """
@@ -233,7 +233,7 @@ class TurnSampler:
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
-                # the trajectory holds the context now
+                # the trajectory now contains the context
                 request, empty_aborts = replace(request, context_ids=(), images=()), None
             else:
                 empty_aborts = empty_aborts or Outage(client.retry_policy)
@@ -241,13 +241,13 @@ class TurnSampler:
                 empty_aborts.add(Fault(FaultKind.BUSY, message), generation.latency_s)
             _check_continuation(request, generation, empty_aborts)
             self.engine_aborts += 1
-            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # after the first, repeat at once
+            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # no wait after the first
                 log_once(logger, logging.WARNING, "event=engine_aborts url=%s %s", client.url, message)
-                self.flight.fault = empty_aborts.faults[-1]  # if the time is up meanwhile, the engine is to blame
+                self.flight.fault = empty_aborts.faults[-1]  # blamed for a timeout during the wait
                 await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Return an aborted answer without unusable tokens, or as a complete answer if the turn had ended."""
+        """Return an aborted answer without its unusable tokens; if the turn had ended, return it as complete."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -277,7 +277,10 @@ class TurnSampler:
     async def _generate(
         self, request: SamplingRequest, params: Mapping[str, Any], *, is_retry: bool = False
     ) -> Generation:
-        """Return a checked answer; retry once, for fewer tokens, if the engine reports a smaller context than known."""
+        """Send a request, and return its checked answer.
+
+        If the engine refuses it and reports a smaller context than was known, retry once, with fewer tokens to sample.
+        """
         client, config, trajectory = request.client, request.config, request.trajectory
         images = [*trajectory.images, *request.images]
         allowance, limit = self._allowance(request, params.get("max_new_tokens"))
@@ -321,7 +324,7 @@ class TurnSampler:
         vocab_size: int | None,
         images: Sequence[PlacedImage],
     ) -> EncodedIds:
-        """Return the encoded input of the next request. Without images, only new ids are encoded."""
+        """Return the encoded input of the next request. If there are no images, only new ids are encoded."""
         ids = trajectory.token_ids
         if images:
             return EncodedIds(collapsed_ids([*ids, *context_ids], images, self._decode), vocab_size=vocab_size)
@@ -363,12 +366,12 @@ class TurnSampler:
 
 
 def _check_continuation(request: SamplingRequest, generation: Generation, empty_aborts: Outage | None) -> None:
-    """Check that a turn that the engine aborted can be continued.
+    """Raise an error if a turn that the engine aborted must not be continued.
 
     Args:
         request: The turn.
         generation: The engine's aborted answer.
-        empty_aborts: The consecutive aborts without a usable token; None if the answer has such a token.
+        empty_aborts: The consecutive aborts without a usable token; None if the answer has a usable token.
 
     Raises:
         EngineAbortedError: The rollout is aborted, or `continue_aborted` is False.
@@ -430,14 +433,14 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
 def turn_seed(seed: int, turn: int | str) -> int:
     """Return the sampling seed of a turn, derived from the sample's seed.
 
-    SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
-    the tokens that the same weights would have sampled without the abort. Seeds are hashed because neighboring samples
-    have neighboring seeds, so that `seed + turn` would be the seed of another sample.
+    SGLang draws each token from (seed, position). All requests of a turn have the same seed, so that an aborted turn
+    gets the tokens that the same weights would have sampled without the abort. Seeds are hashed because samples have
+    consecutive seeds: `seed + turn` would be the seed of another sample.
 
     Args:
         seed: The sample's seed, which is also the seed of its first turn.
-        turn: Number of the turn, from 0; "conversation/turn" in conversations other than the first; or a sub-agent's
-            name, which gives that sub-agent's own seed.
+        turn: Number of the turn, from 0; "conversation/turn" in conversations other than the first; or the name of a
+            sub-agent, for the seed of that sub-agent.
     """
     if turn == 0:
         return seed
@@ -446,7 +449,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
 
 
 def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
-    """Return a turn's sampling parameters: the conversation's, whose seed (if any) is replaced; see `turn_seed`."""
+    """Return a turn's sampling parameters: `params`, but with the turn's own seed if they have a seed."""
     seed = params.get("sampling_seed")
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
@@ -473,9 +476,9 @@ class TokenLimits:
         max_response_tokens: Maximum tokens after the first prompt, tool results included; slime's `max_new_tokens`.
         max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Maximum tokens sampled in one turn.
-        min_turn_tokens: Tokens that tool results have to leave for the next turn: longer results are cut, except those
-            with an image. Fewer are left if even empty results take too much. No result is cut if the context budget
-            has the fewest tokens left and the history may be rewritten.
+        min_turn_tokens: Tokens to leave for the next turn: if tool results leave fewer, results without an image are
+            cut. Fewer are left only if even empty results are too long. If the history may be rewritten, results are
+            cut only for the response budget, and only if it has fewer tokens left than the context budget.
 
     Raises:
         ConfigError: A limit is not an integer of at least 1.
@@ -513,11 +516,11 @@ DEFAULT_CONFIG: Final[SGLangModelConfig] = {
 
 @dataclass(slots=True)
 class RemainingBudget:
-    """Tokens left for the sum of new context and the next turn.
+    """Tokens left for new context and the next turn together.
 
     Attributes:
-        tokens: Number of tokens; None without a limit.
-        budget: The budget with the fewest tokens left: "response" or "context"; without a limit, "context".
+        tokens: Number of tokens; None if there is no limit.
+        budget: The budget with the fewest tokens left, "response" or "context"; "context" if there is no limit.
     """
 
     tokens: int | None
@@ -544,7 +547,7 @@ def remaining_budget(limits: TokenLimits, trajectory: Trajectory, engine_context
         candidates.append((engine_context - 1 - length, "context"))
     if not candidates:
         return RemainingBudget(None, "context")
-    tokens, budget = min(candidates)  # of equal budgets, the context counts
+    tokens, budget = min(candidates)  # if both have the same number left, "context"
     return RemainingBudget(tokens, budget)
 
 
@@ -557,17 +560,17 @@ def turn_allowance(
     turn_so_far: int = 0,
     turn_cap: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the maximum tokens that the next request may sample, and the limit: "turn", "response" or "context".
+    """Return how many tokens the next request may sample, and which limit sets that: "turn", "response" or "context".
 
-    Without any limit, the result is (None, "turn").
+    If there is no limit, the result is (None, "turn").
 
     Args:
         limits: The budgets.
         remaining: The tokens left before the new context.
-        context_length: New context tokens of this request; in the first turn, the whole prompt.
+        context_length: Number of new context tokens of this request; in the first turn, of the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
-        turn_so_far: Tokens that an aborted turn has when it is continued; 0 for a new turn.
-        turn_cap: `max_new_tokens` of the sampling parameters, which limits one turn, too; None for no such limit.
+        turn_so_far: Number of tokens that were sampled of this turn before it was aborted; 0 for a new turn.
+        turn_cap: `max_new_tokens` of the sampling parameters, which also limits one turn; None for no such limit.
 
     Raises:
         BudgetExhaustedError: No token is left.
@@ -586,4 +589,4 @@ def turn_allowance(
             "tokens. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
-    return min(candidates) if candidates else (None, "turn")  # of equal limits: context, then response, then turn
+    return min(candidates) if candidates else (None, "turn")  # of equal limits, the first by name

@@ -52,7 +52,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class SGLangModel(Model):
-    """A policy for one conversation, or for many at once, with their exact tokens.
+    """The policy as a Strands model: samples one conversation, or many at once, and records their exact tokens.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. With `conversations` "one", call `reset()` before another conversation.
@@ -72,8 +72,9 @@ class SGLangModel(Model):
         model_id: Name for traces and logs.
         context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
             `context_window_limit` is None.
-        vocab_size: Number of ids that the served model knows. None checks new context against the tokenizer's size, and
-            does not check sampled ids. An `SGLangClient` also checks all ids against its own `vocab_size`, if set.
+        vocab_size: Number of ids that the served model knows. If None, new context is checked against the tokenizer's
+            size, and sampled ids are not checked. An `SGLangClient` also checks all ids against its own `vocab_size`,
+            if set.
         headers: Headers of each generation request and of its abort, such as a routing key.
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
         continue_aborted: If the engine aborts a turn, for example for a weight update, continue the turn from its own
@@ -82,15 +83,16 @@ class SGLangModel(Model):
             turn is continued.
         control: The episode's control, which has its own `should_abort`; pass `control` or `should_abort`, not both.
         request_span: Returns a context manager around each request; see `RequestSpan`.
-        on_rewritten_history: Treatment of a request whose history does not extend what the policy has read, or which
-            changes the system prompt, or adds or changes a tool, in mid-conversation: "error" refuses the request;
-            "segment" begins a new trajectory. Conversation managers that drop or summarize messages need "segment".
+        on_rewritten_history: What happens in mid-conversation if a request's history does not extend what the policy
+            has read, or if the request changes the system prompt, or adds or changes a tool: "error" refuses the
+            request; "segment" begins a new trajectory. Conversation managers that drop or summarize messages need
+            "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
-            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller or, if
-            it passes nothing, by their histories. Agents other than the main agent may rewrite their histories.
-        transient_context: Treatment of a transient text, such as a plugin's reminder, which one request has but the
-            agent's history does not: "segment" treats the next request as a rewrite of the history, see
-            `on_rewritten_history`; "keep" keeps the text in the tokens, and continues after it.
+            records a conversation for each agent. Strands usually passes which agent calls; if it does not, agents are
+            distinguished by their histories. Agents other than the main agent may rewrite their histories.
+        transient_context: What happens after a request with a transient text, such as a plugin's reminder, which the
+            agent's history lacks: "segment" treats the next request as a rewrite of the history, see
+            `on_rewritten_history`; "keep" leaves the text in the tokens, and continues after it.
         processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
             with the first image.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
@@ -171,19 +173,20 @@ class SGLangModel(Model):
     def reset(self) -> None:
         """Start a new record, and end any replay; references to the old trajectory stay valid."""
         self.record = Record()
-        # weak: a conversation that the record drops takes its sampler along
+        # weak keys, so that a sampler is dropped when the record drops its conversation
         self._samplers: WeakKeyDictionary[Conversation, sampling.TurnSampler] = WeakKeyDictionary()
         self._replayed: StrandsMessages = ()
 
     @property
     def is_replaying(self) -> bool:
-        """True after `replay`, until a request has no recorded answer."""
+        """True from `replay` until the first request without a recorded answer."""
         return bool(self._replayed)
 
     def replay(self, messages: StrandsMessages) -> None:
-        """Answer the main agent's first requests from the messages of an aborted attempt that the agent repeats.
+        """Answer the main agent's next requests from `messages`, as long as the agent repeats an aborted attempt.
 
-        Call it after `resume`, for an agent that begins again with its first message and no history.
+        Call it after `resume`, with the messages of the aborted attempt, if the agent begins again with its first
+        message and no history.
         """
         self._replayed = messages
 
@@ -199,12 +202,12 @@ class SGLangModel(Model):
 
     @property
     def prompt_ids(self) -> list[int]:
-        """First prompt of the main conversation's last branch, as tokens; also if its generation failed."""
+        """First prompt of the main conversation's last branch, as tokens; set even if its generation failed."""
         return self.conversation.branch.prompt_ids
 
     @property
     def final_text(self) -> str:
-        """The last turn of the main conversation as text, with its control tokens but without the end of turn."""
+        """The main conversation's last turn as text, with its control tokens but without the token that ended it."""
         return self.conversation.branch.final_text
 
     @property
@@ -213,7 +216,7 @@ class SGLangModel(Model):
         return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Start a new record with a conversation that another model, maybe of another process, began.
+        """Start a new record with a conversation that another model began, possibly in another process.
 
         See `Branch.restore`.
         """
@@ -221,11 +224,11 @@ class SGLangModel(Model):
         self.restore_main(trajectory, messages, covered)
 
     def restore_main(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
-        """Put what an earlier attempt recorded into the main conversation, which must be new. See `Branch.restore`."""
+        """Restore an earlier attempt's record in the main conversation, which must be new; see `Branch.restore`."""
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)
-        # true if the earlier agent was stopped between the sampling of the turn and the receipt of the answer
+        # true if the earlier agent was stopped after its last turn was sampled and before it got the answer
         conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
 
     # ---------------------------------------------------------------------------
@@ -248,18 +251,18 @@ class SGLangModel(Model):
         A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
-            TrajectoryError: With `on_rewritten_history` "error", the main agent's history does not extend what the
-                policy has read, or the request changes the system prompt, or adds or changes a tool. With
-                `conversations` "one", a turn is running. Or there is no new message, a token of the new context is
-                outside the vocabulary, or a media token, in the request or sampled, stands for no image.
+            TrajectoryError: The main agent's history does not extend what the policy has read, or the request changes
+                the system prompt, or adds or changes a tool (with `on_rewritten_history` "error"). Another turn is
+                running (with `conversations` "one"). There is no new message, a token of the new context is outside the
+                vocabulary, or the request or the answer has a media token that stands for no image.
             PromptError, TemplateError: The messages can't be rendered.
             ConfigError: A user's message has an image, and Pillow or the processor is missing or the conversion fails;
                 a parameter has a token outside the vocabulary; or the request can't be sent.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
-            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted a turn that is not
-                continued. Tokens from which the turn can be continued are in the trajectory.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn and
+                `continue_aborted` is False. The trajectory has the tokens from which the turn can be continued.
             EngineError: The engine failed. The failed request does not change the trajectory.
             ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """
@@ -268,7 +271,7 @@ class SGLangModel(Model):
         request = AgentRequest(*arguments, is_sole=is_sole, only_grew=only_grew)
         if self._replayed and agent is self.conversation.agent and (known := self._recorded_answer(messages)):
             return known
-        await admit_to_loop()  # reading what is new in the history blocks the loop longer than any other step of a turn
+        await admit_to_loop()  # finding the new messages in the history blocks the loop longer than any other step
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(
                 'got a second turn while one is running; expected one at a time, or conversations="many"'
@@ -290,7 +293,7 @@ class SGLangModel(Model):
             return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
-        """Return the recorded answer to a repeated request; None for the first request without a recorded answer.
+        """Return the recorded answer to a repeated request; end the replay and return None if there is none.
 
         Raises:
             ReplayError: The request differs from the recorded requests.
@@ -320,14 +323,14 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """Sample and parse the turn at a place that was entered, or the rest of its open turn; raise as `answer` does.
+        """Sample and parse a turn, or the rest of the open turn, at an entered place; for errors, see `answer`.
 
         Args:
             conversation: The conversation that `Record.enter` returned for the place.
             place: The place in the record.
             head: The system prompt and the tools.
             params: Sampling parameters of this turn, which override the model's.
-            request: The agent's request, whose messages may have transient texts; None for other requests.
+            request: The agent's request, whose messages may have transient texts; None if no agent sent the request.
         """
         self.bind_tools(conversation, head.tools)
         branch, sampler, trajectory = conversation.branch, self._sampler(conversation), conversation.branch.trajectory
@@ -356,7 +359,7 @@ class SGLangModel(Model):
         )
         tokens_before = len(trajectory.token_ids)
         number = conversation.turn_count - 1 if continues_turn else conversation.turn_count  # from 0
-        # read before sampling, since the agent's history may grow while the turn is sampled
+        # called before sampling, since the agent's history may grow while the turn is sampled
         without_transient = {} if request is None else request.without_transient(branch.covered, read)
         try:
             turn = f"{conversation.number}/{number}" if conversation.number else number
@@ -366,7 +369,7 @@ class SGLangModel(Model):
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
-            has_sampled = len(trajectory.token_ids) > tokens_before  # also before an abort, which keeps the tokens
+            has_sampled = len(trajectory.token_ids) > tokens_before  # also true if the turn was then aborted
             if has_sampled and not continues_turn:
                 branch.transient_texts += len(without_transient)
                 branch.append_read(read, without_transient if config["transient_context"] == "keep" else {})
@@ -384,9 +387,9 @@ class SGLangModel(Model):
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """Bind a conversation's parser to the schemas of the first tools that it gets, if the format needs them.
+        """If the tool-call format needs schemas, bind a conversation's parser to the schemas of its first tools.
 
-        Resumed turns, which were parsed without schemas, are parsed again.
+        Resumed turns, which were parsed without schemas, are then parsed again.
         """
         if conversation.parser is not None or not tool_specs:
             return
@@ -464,7 +467,7 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Return the exact number of tokens of messages; see `context.token_count`."""
-        if self.config["conversations"] == "many":  # callers compare the number with the context length
+        if self.config["conversations"] == "many":  # callers compare the number with `context_window_limit`
             await self._sampler(self.conversation).fetch_context_length(self.client())
         request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
         return await token_count(self.template, request)
@@ -504,18 +507,18 @@ class SGLangModel(Model):
 
     @property
     def engine_aborts(self) -> int:
-        """Number of requests that the engine aborted and after which the turn was continued or repeated."""
+        """How often the engine aborted a request and the turn was then continued or repeated."""
         return sum(self._sampler(conversation).engine_aborts for conversation in self.record)
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure while a request is retried, and after the retries were cancelled; else None."""
+        """The engine's last failure, set while a request is retried and kept if the retries are cancelled, or None."""
         faults = (self._sampler(conversation).engine_fault for conversation in self.record)
         return next(filter(None, faults), None)
 
     @property
     def sent_at(self) -> float | None:
-        """Time at which the last in-flight request was sent, by `time.monotonic`; None if none is in flight."""
+        """Time at which the newest in-flight request was sent, by `time.monotonic`; None if none is in flight."""
         flights = [self._sampler(conversation).flight for conversation in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
@@ -526,7 +529,7 @@ class SGLangModel(Model):
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse new requests; abort in-flight requests, which no caller awaits; wait for them, `grace_s` s at most."""
+        """Refuse new requests; abort in-flight requests, which nobody awaits; wait up to `grace_s` s until they end."""
         self.record.close()
         if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):
@@ -537,19 +540,19 @@ class SGLangModel(Model):
 
 
 def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
-    """Return the error message for a request that departs from what the policy has read."""
+    """Return the error message for a request that does not extend what the policy has read."""
     if place.head_changes:
         return (
-            f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected what the "
-            "policy has read in its first prompt, which stays as it is. Set the system prompt and all tools before "
-            "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
-            "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'"
+            f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected the system "
+            "prompt and tools of the first prompt, which the policy has already read. Set the system prompt and all "
+            "tools before the first turn; or let a change begin a new segment: build the agent in an agent_factory "
+            "(with fan_out, each segment becomes a sample), or pass on_rewritten_history='segment' to SGLangModel"
         )
     return (
         f"got a history of {got} messages that does not extend the {read} messages that the policy has read and "
         "its answer to them; expected only new messages at the end. Call model.reset() before a new conversation, and "
-        "use a conversation manager that drops and rewrites no messages (NullConversationManager), or give SGLangModel "
-        "on_rewritten_history='segment'"
+        "use a conversation manager that neither drops nor rewrites messages (NullConversationManager), or pass "
+        "on_rewritten_history='segment' to SGLangModel"
     )
 
 

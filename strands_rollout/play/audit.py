@@ -31,8 +31,8 @@ class Exchange:
 
     Attributes:
         input_ids: The ids of the request.
-        output_ids: The ids of the answer; None without a generation (an error, a cut connection).
-        logprobs: One value per output id; empty if the request asked for none, and without a generation.
+        output_ids: The ids of the answer; None if it has no generation (an error, a cut connection).
+        logprobs: One value per output id; empty if the request asked for no logprobs, or the answer has no generation.
         has_images: True if the request held images, which the engine expands to more tokens than `input_ids` has.
         read_tokens: The number of input tokens that the engine reports, if it differs from the length of `input_ids`;
             else None.
@@ -95,7 +95,7 @@ class WireRecorder:
 
 
 def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers to forward: not those of a single connection, or of a body's length and compression."""
+    """Return the headers to forward: all but those about one connection, or a body's length and compression."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
@@ -161,10 +161,10 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
     The rules are:
 
-    - A request extends the ids of the previous request and its output. A request without a generation is repeated
-      unchanged.
+    - A request extends the ids of the previous request and its output. After a request
+      without a generation, the next request repeats it unchanged.
     - A sample with trained tokens holds the ids of the last answered request and its output, and its prompt is as long
-      as the first answered request. It trains all sampled ids and nothing else, at the engine's logprobs.
+      as the first answered request. It trains all sampled ids and nothing else, with the engine's logprobs.
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
     In an episode with images, which the engine expands to more tokens than the requests have, the second and the third

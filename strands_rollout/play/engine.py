@@ -24,7 +24,7 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
-    """Yield the URL of a running engine; without a `base_url`, run the embedded engine until the block ends.
+    """Yield the URL of a running engine; if `base_url` is None, run the embedded engine until the block ends.
 
     A running engine is asked for its model first: without this check, episodes would fail only after all retries of
     `engine_patience_s`. The embedded engine serves the model in `model_dir`; None for the shipped model.
@@ -82,8 +82,8 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: The server names neither a tokenizer nor a model, or the named tokenizer (without one, the model)
-            is not a folder on this machine.
+        ConfigError: The server names neither a tokenizer nor a model, or the named tokenizer (the model, if no
+            tokenizer is named) is not a folder on this machine.
     """
     check_is_engine(info, base_url)
     path = info.raw.get("tokenizer_path") or info.model_path
@@ -100,7 +100,7 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start the executor of a setting if it is local, before episodes need it; return its isolation, else "unknown".
+    """If the executor of a setting is local, start it before episodes need it; return its isolation, else "unknown".
 
     Raises:
         ConfigError: The executor does not exist.
@@ -113,7 +113,7 @@ async def start_executor(setting: str | Mapping[str, Any]) -> str:
 async def load_settings(
     config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
 ) -> RolloutSettings:
-    """Read the settings of --config and --set; without an executor, the shipped model gets `SHIPPED_MODEL_EXECUTOR`.
+    """Read the settings of --config and --set; the shipped model uses `SHIPPED_MODEL_EXECUTOR` if they set no executor.
 
     Raises:
         ConfigError: The file can't be read, a setting is unknown or invalid, or code that a setting names can't be

@@ -72,7 +72,7 @@ def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | No
 InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b inside a.")]
 LabelKey: TypeAlias = Annotated[
     str | None,
-    Option(help="Key of the label in a row. Default: label, which rows may lack if the reward needs none."),
+    Option(help="Key of the label in a row. Default: label; rows may lack it if the reward needs no label."),
 ]
 RewardPath: TypeAlias = Annotated[
     str | None,
@@ -159,7 +159,7 @@ class TryOptions:
     script: Annotated[
         Path | None,
         Option(
-            help="YAML list of the policy's turns: each a text, or a mapping with `text` and `calls`.",
+            help="YAML file with a list of the policy's turns: each a text, or a mapping with `text` and `calls`.",
             exists=True,
             dir_okay=False,
             metavar="FILE",
@@ -219,9 +219,9 @@ class Sampling:
     ]
     temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
     top_p: Annotated[
-        float, Option(help="Sample from the most likely tokens with this total probability, above 0.", max=1.0)
+        float, Option(help="Sample only from the most likely tokens, up to this total probability; above 0.", max=1.0)
     ] = 1.0
-    top_k: Annotated[int, Option(help="Sample from this many most likely tokens; -1 for all.", min=-1)] = -1
+    top_k: Annotated[int, Option(help="Sample only from this many of the most likely tokens; -1: all.", min=-1)] = -1
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -254,8 +254,8 @@ class EvalOptions:
     protocol: Annotated[
         str | None,
         Option(
-            help="Conditions of the measurement, for numbers that can be compared: qwen3 (of Qwen3's technical report, "
-            "without tools) or tool (this package's, with the code tool). Options that you give override it.",
+            help="Conditions of the evaluation, so that results can be compared: qwen3 (of Qwen3's technical report, "
+            "without tools) or tool (this package's own, with the code tool). Options that you give override it.",
             metavar="NAME",
         ),
     ] = None
@@ -303,7 +303,7 @@ class EvalOptions:
     ]
     audits: Annotated[
         bool,
-        Option("--audit", help="Check every token of each sample against the engine's traffic; costs CPU."),
+        Option("--audit", help="Check every token of each sample against the engine's traffic; takes CPU time."),
     ] = False
     keeps_tokens: Annotated[
         bool, Option("--save-tokens", help="Save each sample's tokens, loss mask and logprobs too.")
@@ -471,7 +471,7 @@ class TrainOptions:
     ] = 1e-3
     checks: bool = True
     update: UpdateSettings = UpdateSettings()
-    wandb: Annotated[bool, Option("--wandb", help="Log to wandb too, configured by its environment variables.")] = False
+    wandb: Annotated[bool, Option("--wandb", help="Log to wandb too, configured by WANDB_* variables.")] = False
     json_only: JsonOnly = False
 
     def to_json(self) -> dict[str, Any]:

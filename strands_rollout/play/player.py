@@ -40,7 +40,7 @@ class Outcome:
         sample: The main agent's sample.
         contract_violations: Violations of slime's contract in all samples; empty without an audit.
         tito_violations: Violations of token exactness in the main agent's sample; empty without an audit.
-        siblings: The other samples of the episode, with fan-out.
+        siblings: The other samples of the episode; empty without fan-out.
     """
 
     sample: Sample
@@ -163,7 +163,7 @@ async def open_player(
 
 
 def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """Set the number of episode workers; with 0 and a connection to Ray, leave the settings' own number."""
+    """Set the number of episode workers to `count`; if it is 0 and Ray is connected, keep the settings' own number."""
     ray = sys.modules.get("ray")
     keeps_settings = not count and ray is not None and ray.is_initialized()
     return settings if keeps_settings else {**settings, "episode_workers": count}

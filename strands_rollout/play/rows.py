@@ -43,7 +43,7 @@ class Row:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def sample(self, **fields: Any) -> Sample:  # noqa: ANN401 - fields of a sample
-        """Return a new sample of this row that has these `fields`, too; its prompt and metadata are copies."""
+        """Return a new sample of this row, with `fields` added; its prompt and metadata are copies."""
         return Sample(
             prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **fields
         )
@@ -79,7 +79,7 @@ def load_rows(
 def iter_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """Yield the number of each line or row, from 1, with its row or its error; skip blank lines.
+    """Yield (number, row or error) for each line or row, numbered from 1; skip blank lines.
 
     Args:
         path: A file: JSON, CSV or Parquet by its suffix, otherwise JSONL. If there is no such file, a data set of the
@@ -133,7 +133,7 @@ def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | Pro
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Yield each row's line number, and the row as texts by column or its error; short lines lack the last columns."""
+    """Yield (line number, texts by column or error) for each row; a short line lacks the last columns."""
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
@@ -148,7 +148,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError
 
 
 def _read_table(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Return the rows of a Parquet file, as slime reads it, or of JSON or a data set of the hub, read by `datasets`."""
+    """Return the rows of a Parquet file (read as slime does), or of JSON or a data set of the hub (via `datasets`)."""
     is_parquet = path.suffix == ".parquet"
     try:
         import pyarrow.parquet as parquet

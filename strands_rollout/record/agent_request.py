@@ -65,13 +65,13 @@ class AgentRequest:
     def history(self) -> StrandsMessages:
         """The agent's own messages, without transient texts.
 
-        The request's messages instead, if the agent is unknown or has another number of messages.
+        If the agent is unknown, or its number of messages differs from the request's, the request's messages.
         """
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """Return the comparison with the branch that grows in the agent's conversation; [] without a conversation."""
+        """Compare the request with the branch that grows in the agent's conversation; [] if it has no conversation."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
@@ -89,7 +89,7 @@ class AgentRequest:
         return known if known is not None else next(filter(self._may_belong_to, record), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether this request may belong to a conversation that is not known to be its agent's."""
+        """Return whether this request may belong to a conversation that is not bound to the request's agent."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
@@ -144,7 +144,7 @@ class AgentRequest:
             new_messages: The messages as the policy reads them.
 
         Returns:
-            By index in the branch, the role and the content of each of these messages.
+            Index of the message in the branch -> role and content of the agent's own version.
         """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
@@ -207,7 +207,10 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
 
 
 def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
-    """Describe how a request departs from a branch: in its head or messages, or by asking for another answer."""
+    """Describe how a request departs from a branch; `changes` names the changed parts of its system prompt and tools.
+
+    If these and all messages of the branch are unchanged, the request asks for an answer other than the recorded one.
+    """
     if changes:
         return f"the request changed {', '.join(changes)}"
     read = branch.messages[: branch.covered]
@@ -226,9 +229,8 @@ def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequ
 def surrounding_lines(before: str, now: str) -> str:
     """Return the lines of `before` around the lines of `now`, such as a reminder.
 
-    Return "" if `before` lacks the lines of `now`, or has no others.
-
-    White space within lines, and blank lines, don't count.
+    Return "" if `before` does not contain the lines of `now`, or has no other lines. Differences in white space and
+    blank lines are ignored.
     """
     outer, inner = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (before, now))
     starts = range(len(outer) - len(inner) + 1)

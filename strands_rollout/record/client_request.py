@@ -43,7 +43,7 @@ class ClientMatch(Match):
         given: The request's messages, with all calls of a turn in one message, and with empty messages for silent turns
             that the client left out.
         call_ids: The branch's `ClientView.call_ids`, updated by this request; stored on the branch that is entered.
-        changed_calls: Descriptions of shared calls that the client gave back with changes.
+        changed_calls: Descriptions of calls in the shared messages that the client changed or omitted.
         has_same_head: True if the request has the branch's system prompt and tools.
         reaches_end: True if the request continues where the branch ends, even with another system prompt or other
             tools.
@@ -63,7 +63,8 @@ class ClientRequest:
     Attributes:
         messages: The client's history as Strands messages, ending with a user message.
         head: The system prompt and the tools.
-        grammar: Sampling parameters that constrain the turn's text. A turn with another grammar is not repeated.
+        grammar: Sampling parameters that constrain the turn's text. A recorded turn with another grammar does not
+            answer this request.
         keeps_transient: True if a text that a later request omits stays in the policy's history
             (`transient_context="keep"`).
     """
@@ -74,7 +75,10 @@ class ClientRequest:
     keeps_transient: bool = False
 
     def matches(self, record: Record) -> list[ClientMatch]:
-        """Compare the request with each branch that has begun; longest match first, then the branch touched last."""
+        """Compare the request with each branch that has begun.
+
+        The longest match comes first; of equally long matches, the match with the branch touched last.
+        """
         branches = [
             (conversation, branch)
             for conversation in record
@@ -179,7 +183,7 @@ def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a request doesn't extend a branch, although they match up to the end of one of them.
+    """Describe why a request doesn't extend a branch, although all messages match until the request or the branch ends.
 
     `more` is the number of the request's messages after the matching messages.
     """
@@ -281,9 +285,9 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
     - white space;
     - omitted text of a message with calls;
     - omitted reasoning, and changed reasoning of a message with text or calls;
-    - another name or other arguments of a call under the id with which it was sent, since agents return calls as their
-      tools took them;
-    - omitted calls, if at least one call is left and all that are left have the ids with which they were sent, since
+    - a changed name or changed arguments of a call that has the id with which it was sent, since agents return calls in
+      the form in which their tools accepted them;
+    - omitted calls, if at least one call is left and all remaining calls have the ids with which they were sent, since
       some agents omit calls that they have not run.
 
     Args:
@@ -319,7 +323,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
     """Describe how a user message differs from the message that the policy has read; "" if it does not.
 
-    With `keeps_transient`, lines that the policy has read around the message's text are no difference.
+    If `keeps_transient` is true, further lines that the policy has read before or after the message's text don't count.
     """
     if read == got:
         return ""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strands_rollout.model.images import PlacedImage
 
 UNPARSED: Final = "_unparsed"
-"""Suffix of the tool-use id of a call that could not be parsed. The policy writes names, but not these ids."""
+"""Suffix of the tool-use id of a call that could not be parsed. The policy can write any tool name, but not this id."""
 
 ConversationKind = Literal["main", "agent", "aside"]
 Block = dict[str, Any]
@@ -52,7 +52,7 @@ class Record:
 
     Attributes:
         main: The main agent's conversation: the first conversation, until another is promoted.
-        others: The other conversations, in the order of their beginnings.
+        others: The other conversations, in the order in which they began.
         is_closed: True once no further turn may be sampled.
     """
 
@@ -94,7 +94,7 @@ class Record:
     def enter(self, place: ExtendBranch | BeginBranch, head: Head) -> Conversation:
         """Make a place the end of its conversation, so that a turn can be sampled there.
 
-        The conversation is busy until the caller resets `is_busy`. Use `entered` where a block can do this.
+        The conversation is busy until the caller resets `is_busy`. Use `entered` if a `with` block can do this.
 
         Raises:
             EngineAbortedError: The place needs a new conversation, and the episode is over.
@@ -172,7 +172,7 @@ class Record:
             before.kind = "agent"
             self.others.insert(0, before)
             self._by_owner[id(before.agent)] = before
-        else:  # it is dropped: its agent's first request begins another conversation
+        else:  # `before` is dropped: its agent's first request begins another conversation
             self._by_owner = {key: found for key, found in self._by_owner.items() if found is not before}
 
     def restart_main(self) -> None:
@@ -189,13 +189,13 @@ def _no_owner() -> None:
 
 
 class Conversation:
-    """All requests of one agent: the branch that grows, and the branches that the agent's history has left.
+    """All requests of one agent: the branch that grows, and the branches that the agent left by rewriting its history.
 
     Args:
         kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
             agent's conversation, such as those of a conversation manager.
         number: Number of the conversation, from 0; makes its tool-use ids and seeds differ from other conversations'.
-        shown_ids: `CallNames.shown_ids` of the other conversations, whose messages its history may begin with.
+        shown_ids: `CallNames.shown_ids` of the other conversations, since the history may begin with their messages.
 
     Attributes:
         branches: The branches, in the order in which they were last entered; the last branch grows.
@@ -253,7 +253,7 @@ class Conversation:
 
     @property
     def last_request_at_s(self) -> float:
-        """Time of the last turn's request, in seconds since the episode began (0.0: unknown). There must be a turn."""
+        """Time of the last turn's request, in seconds since the episode began; 0.0 if unknown. A turn must exist."""
         turns = next(branch.trajectory.turns for branch in reversed(self.branches) if not branch.is_new)
         return turns[-1].parts[-1].at_s or 0.0
 
@@ -307,7 +307,7 @@ class Branch:
     new history.
 
     Args:
-        shown_ids: `CallNames.shown_ids` of the branch that the history left: calls in the history keep their ids.
+        shown_ids: `CallNames.shown_ids` of earlier branches: calls that the history took over from them keep their ids.
 
     Attributes:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
@@ -317,11 +317,11 @@ class Branch:
         nodes: The turns. After a resume, only the turns whose position among the messages is known.
         trajectory: Tokens, loss mask, logprobs and turns.
         head: System prompt and tools of the first prompt; None before the first request and after a resume.
-        prompt_ids: Tokens of the first prompt, also if its generation failed.
+        prompt_ids: Tokens of the first prompt, even if sampling the first turn failed.
         parse_failures: Tool calls that could not be parsed.
         final_text: The last turn as text, with its control tokens but without the end of turn; until this branch has an
             answer, the text of the branch before it.
-        stop_reason: Strands' stop reason of that turn; "" if there is none.
+        stop_reason: Strands' stop reason of the turn in `final_text`; "" if there is none.
         calls: Names and ids of the calls that the policy wrote.
         chat_tools: The tools as the template reads them.
         new_images: Images in the context of the turn that is being sampled; kept if the sampling fails.
@@ -330,7 +330,7 @@ class Branch:
             as the policy read them; `messages` has them without that text.
         transient_texts: Number of messages that the policy read with a transient text, even if the text does not stay.
         client: The branch as the gateway's client knows it; empty outside of the gateway.
-        touched: Rank of this branch among the record's branches by last beginning or answer; see `Record.touch`.
+        touched: Number from `Record.touch`; larger, the more recently the branch has begun or been answered.
     """
 
     def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
@@ -400,7 +400,7 @@ class Branch:
         ]
 
     def snapshot(self) -> Branch:
-        """Return a copy with a snapshot of the trajectory, into which another thread may be sampling."""
+        """Return a copy with a snapshot of the trajectory, since another thread may append to the trajectory."""
         frozen = copy.copy(self)
         frozen.trajectory = self.trajectory.snapshot()
         return frozen
@@ -408,8 +408,8 @@ class Branch:
     def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
         """Append the node of a turn with sampled tokens; store copies of the messages that the policy read in the turn.
 
-        They replace all messages after the first `covered`: the last answer, which the agent may have reworded; and in
-        the first turn of a branch, whose `covered` is 0, the shared messages that `Record.enter` stored.
+        The copies replace all messages after the first `covered`: the last answer, which the agent may have reworded;
+        or, in the first turn of a branch (`covered` is 0), the shared messages that `Record.enter` stored.
 
         Args:
             messages: The last answer, if any, as the agent's history has it; then the new messages.
@@ -517,7 +517,7 @@ class Reply:
         calls: Strands' `toolUse` values.
         stop_reason: Strands' stop reason.
         usage: inputTokens, outputTokens, cacheReadInputTokens, as Strands names them.
-        stop: The stop string that ended the turn, which is not part of the text; None without a stop string.
+        stop: The stop string that ended the turn, which is not part of the text; None if no stop string did.
     """
 
     reasoning: str
@@ -593,7 +593,8 @@ class Match:
         branch: The branch.
         repeated: The recorded turn that answers this very request; None if no turn does.
         extends: True if the request continues where the branch ends.
-        difference: Description of where the request departs from the branch; meaningless with `repeated` or `extends`.
+        difference: Description of where the request departs from the branch; meaningless if `repeated` or `extends` is
+            set.
         head_changes: Names of the parts of the head that differ from the branch's system prompt and tools; none for
             clients of the gateway.
         answer: The branch's last answer if the request continues after it, otherwise None. For an agent's request, the
@@ -656,8 +657,8 @@ class BeginBranch:
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
         reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
         head_changes: See `Match`.
-        match: The comparison of a client's request with the best matching branch, which may share no message; None
-            without such a branch, and for an agent's request.
+        match: The comparison of a client's request with the best matching branch, which may share no message; None if
+            no branch matches, and for an agent's request.
         shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.
     """

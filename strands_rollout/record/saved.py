@@ -125,7 +125,7 @@ class _Saved(_Strict):
 
 
 def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the state without its tokens, as JSON values that share no object with it.
+    """Return `state` without its tokens, as JSON values that share no object with `state`.
 
     Args:
         state: The episode.
@@ -186,7 +186,7 @@ def load_episode(
 
 
 def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a message that the policy reads, and Strands' count of its tokens."""
+    """Return a message reduced to what the policy reads and, if any, Strands' counts of its tokens."""
     content = [
         {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]
@@ -198,7 +198,7 @@ def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's result that can be saved: each JSON value is replaced by the text that the policy reads."""
+    """Return a tool's result in a form that can be saved: its `json` blocks become the text that the policy reads."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
@@ -260,8 +260,8 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
     if not 0 < covered <= len(messages) or roles not in expected:
         raise ResumeError(
-            f"got {len(messages)} messages, of which the tokens cover {covered}, followed by the roles {roles}; "
-            f"expected one of {expected} after the covered messages"
+            f"got {len(messages)} messages, of which the tokens cover {covered}; the roles of the other messages are "
+            f"{roles}, expected one of {expected}"
         )
 
 
@@ -298,7 +298,7 @@ _fields_of_part: Final = attrgetter(*_JOURNAL_PART_FIELDS)
 
 
 class StepWriter:
-    """Makes the journal records of an episode; each has the current counts, and all additions since the last record.
+    """Makes the journal records of an episode; each has the current counts, and all that is new since the last record.
 
     A record is a line of JSON. If it has turns, the ids of all new tokens follow as int32, and the logprobs of the
     sampled tokens among them as float64.
@@ -313,7 +313,7 @@ class StepWriter:
         self._finished: set[str] = set()
 
     def on_turn_end(self) -> None:
-        """Begin to record the results of the calls of a turn that has just ended."""
+        """Note that a turn has ended: the next records get the results of its calls."""
         self._finished.clear()
 
     def record(self, state: SavedEpisode, *, dropped: int = 0, resumes: int = 0) -> bytes | None:
@@ -369,7 +369,8 @@ def closing_record(reason: str) -> bytes:
 def _as_json(record: dict[str, Any]) -> bytes | None:
     """Return a journal record as JSON; None if it can't be written.
 
-    If messages or results have values that JSON lacks, all of them are first reduced to what the policy reads.
+    If messages or results have values that JSON can't express, all messages and results are first reduced to what the
+    policy reads.
     """
     try:
         return orjson.dumps(record)
@@ -398,7 +399,7 @@ class LoadedSteps:
 
 
 def load_steps(records: Sequence[bytes]) -> LoadedSteps:
-    """Load an episode from its journal records, at least one.
+    """Load an episode from its journal records; there must be at least one.
 
     Raises:
         ResumeError: The episode can't be continued, or a journal record is damaged.

@@ -1,9 +1,9 @@
-"""Journal records of unfinished episodes in a folder, in append-only files with one writing process each.
+"""Journal records of unfinished episodes in a folder of append-only files; one process writes to each file.
 
-Each record is written by one system call, so it survives the death of its process; only the death of the machine may
-lose records that its kernel had not written to disk. A process holds the `flock` of its files while it lives. A file
+Each record is written by one system call, so it survives the death of its process; only a crash of the machine may
+lose records that its kernel had not written to disk. A process keeps its files locked (`flock`) while it lives. A file
 without a lock was left by a dead process, and belongs to the next process that opens the folder. All records of an
-episode are in one file, so that no two processes continue it.
+episode are in one file, so no two processes continue the same episode.
 
 A file begins with a line that names the format. Frames follow, with little-endian numbers:
 
@@ -37,7 +37,7 @@ from strands_rollout.log_once import log_once
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 64 * 2**20
-"""Size at which a file gets no new episodes."""
+"""Size of a file at which new episodes go to a new file."""
 MAX_BYTES: Final = 4 * 2**30
 """Total size of a process's files above which the process ends the records of episodes that are not running."""
 _SUFFIX: Final = ".records"
@@ -86,7 +86,7 @@ class RecordStore:
             return EpisodeRecords(self, key, self._leftover_records.pop(key, ()))
 
     def end_others(self, prefix: str, name: str) -> None:
-        """End the records of episodes whose names have this prefix, except the named and the running episodes."""
+        """End the records of all episodes whose names begin with `prefix`, except `name` and running episodes."""
         with self._lock:
             for key in self._file_of.keys() - self._running - {name.encode()}:
                 if key.startswith(prefix.encode()):

@@ -91,8 +91,8 @@ class LastWeights:
 def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOWN_VERSIONS) -> list[float | None]:
     """Return how many versions each sample's last weights are behind the newest known version.
 
-    The newest known version is the largest of these samples and of all answers. The trainer may have a newer
-    version, so the true staleness may be larger, but never smaller.
+    The newest known version is the largest version in `samples` and in all answers that this process knows of. The
+    trainer may have a newer version, so the true staleness may be larger, but never smaller.
 
     Returns:
         One value per sample: its staleness; None for a sample without a version that is a number; `NOT_COMPARABLE` for

@@ -1,4 +1,4 @@
-"""The functions that slime's command line names and slime calls, and the modules behind these functions.
+"""The functions that slime calls (their paths are options of slime's command line), and the modules behind them.
 
 START HERE: `generate.py`.
 """

@@ -20,8 +20,8 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_file
 
-# settings that do not count as conditions: they concern the processes that play an episode, when it is given up, how
-# it is saved and resumed, and what happens to it afterwards. A row's choice from `row_tools` counts as part of the
+# settings that do not count as conditions: they determine which processes play an episode, when the episode gives up,
+# how it is saved and resumed, and what happens to its samples. A row's choice from `row_tools` counts as part of the
 # episode's `tools`
 _IGNORED_SETTINGS: Final = frozenset(
     {
@@ -56,15 +56,15 @@ _CODE_SETTINGS: Final = (
     "hooks",
     "tools",
 )
-# a text that tokenizers encode differently: case, digits, spaces, accents, scripts, bytes, markup
+# a text that different tokenizers probably encode differently: case, digits, spaces, accents, scripts, bytes, markup
 _PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
 
 
 def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
     """Return the digest of each condition by its name.
 
-    The seed is not a condition, since later turns are sampled anew. The prompt is not a condition either, since an
-    aborted sample holds it.
+    The seed is not a condition, since it affects only tokens that are still to be sampled. The prompt is not a
+    condition either, since an aborted sample contains its prompt.
 
     Args:
         call: The call of `generate`.
@@ -133,7 +133,7 @@ def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
 
 
 def _code_paths(value: object) -> list[str]:
-    """Return the paths of code in a setting's value, which may also hold MCP servers."""
+    """Return the dotted paths in a setting's value, without its MCP servers."""
     entries = value if isinstance(value, list) else [value]
     return [entry for entry in entries if isinstance(entry, str)]
 
@@ -151,7 +151,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a class of trans
 def _code_digest(path: str) -> str:
     """Return the digest of the file with the code at a path; "" if there is no such file or it can't be read.
 
-    The file is read once per process, since the process runs the code as it was then.
+    The file is read once per process, since the process does not reload the code if the file changes later.
     """
     with suppress(ToolError, OSError):
         file = source_file(path)

@@ -3,12 +3,13 @@
 Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
 one text, as a trainer that gets text does.
 
-Mismatch is context whose tokens differ from the chat template's rendering. The context between two turns is cut at its
-control tokens. They must be the control tokens that the template puts around the results of the earlier turn's calls
-and around the user turns that follow, if any. Each text between them must be the template's, apart from what the
-messages fill in, and its tokens must be those that the tokenizer gives. No record of the conversation is needed, since
-the texts of the results are taken from the tokens. A sample does not hold its tools and system prompt, so only two
-things are checked in its prompt: the encoding of the texts, and the end (question and generation prompt).
+Mismatch is context whose tokens differ from the chat template's rendering. To find it, the context between two turns is
+cut into control tokens and the texts between them. The control tokens must be those that the template writes around the
+results of the earlier turn's calls and around the user turns that follow, if any. Each text must be the template's,
+apart from the contents of messages, and have the tokens with which the tokenizer encodes it. No record of the
+conversation is needed, since the contents of the results are read from the tokens. A sample does not hold its tools and
+system prompt, so only two things are checked in its prompt: the encoding of the texts, and the end (question and
+generation prompt).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _DIVERGENCE_TOKENS: Final = 8  # shown before and after a divergence
 _PLACEHOLDER: Final = "probed-{}-of-{}"
 _PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
-_SHOWN_TOKENS: Final = 12  # shown from a mismatch on
+_SHOWN_TOKENS: Final = 12  # shown from the first differing token of a mismatch on
 _MAX_USER_TURNS: Final = 2  # consecutive user turns that are tried after a turn of the policy
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 _COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")  # counts of an EpisodeDrift
@@ -87,7 +88,7 @@ class SampledEpisode:
 class TurnReader:
     """Finds tool calls and prose in the turns of a policy.
 
-    The parser is None if `tool_parser` is "auto" and not exactly one known format of calls fits the template.
+    The parser is None if `tool_parser` is "auto" and no known format of calls, or more than one, fits the template.
 
     Raises:
         TemplateError: The template can't be used token-exactly.
@@ -108,7 +109,7 @@ class TurnReader:
             self.parser = parsers.get_parser(parsers.detect_format(*call))
 
     def count_calls(self, ids: Sequence[int]) -> int | None:
-        """Return the number of a turn's calls, malformed calls included; None without a parser."""
+        """Return the number of a turn's calls, malformed calls included; None if there is no parser."""
         if self.parser is None:
             return None
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
@@ -129,7 +130,7 @@ class TurnReader:
         if self.parser is None:
             return []
         encoder = self.template.encoder
-        # a turn that a stop string ended may end with the token that closes a call
+        # drop the token that ended the turn, but not a token that closes a call: a stop string may have ended the turn
         without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) and ids[-1] not in self._tags else ids
         return self.parser.segments(encoder.decode(without_end), in_reasoning=self.template.opens_reasoning)
 
@@ -181,8 +182,8 @@ class RenderCheck:
         """Yield mismatches by position, at most one in the prompt and one in each context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
-        # The rendering is unknown with images (the template writes one token for an image, the processor many) and
-        # with transient texts of plugins. Then only the encoding of the texts can be checked.
+        # The rendering is unknown if the sample has images (the template writes one token for an image, the processor
+        # many) or transient texts of plugins. Then only the encoding of the texts can be checked.
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
         is_rendering_unknown = has_images or episode.facts.transient_texts
         for number, (start, end) in enumerate(contexts):
@@ -216,7 +217,7 @@ class RenderCheck:
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
         """Return the pairs (number of tool results, number of user turns after them) that may follow a turn.
 
-        Without a parser, return no pairs, since the number of calls is unknown.
+        If there is no parser, return no pairs, since the number of calls is unknown.
         """
         calls = self.reader.count_calls(turn)
         if calls is None:
@@ -226,7 +227,7 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
-        """Compare the end of the prompt (the context before the first turn) with the row's question as rendered.
+        """Compare the end of the prompt (the context before the first turn) with the rendering of the row's question.
 
         If the question is unknown, any text may be in its place. If nothing differs, or the prompt is not the row's,
         compare the encoding of the prompt alone.
@@ -259,7 +260,7 @@ class RenderCheck:
         return None if at == len(context) else _Difference(at, len(context) - at, "the policy's turn")
 
     def _matches_piece(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
-        """Return whether the ids are the piece: its control token, or its text with any text for each placeholder."""
+        """Return whether the ids are the piece's control token, or its text with any text in place of placeholders."""
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
@@ -268,7 +269,7 @@ class RenderCheck:
         return _consists_of(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
     def _encoding_difference(self, context: Sequence[int]) -> _Difference | None:
-        """Find the first text between control tokens that the tokenizer would encode differently; None without one.
+        """Find the first text between control tokens that the tokenizer would encode differently, or return None.
 
         The result counts the differing tokens of all such texts.
         """
@@ -297,7 +298,8 @@ class RenderCheck:
         """Render `calls` tool results and `users` user turns, from the end of the assistant's turn on.
 
         Returns:
-            The pieces of the rendering, with placeholders as texts; None if the template can't render the messages.
+            The pieces of the rendering, in which placeholders stand for the messages' texts; None if the template can't
+            render the messages.
         """
         if (calls, users) not in self._renderings:
             messages: list[ChatMessage] = []
@@ -326,7 +328,7 @@ class RenderCheck:
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """True if the template shows the tools in the first user turn, before its text."""
+        """True if the template shows the tools in the first user turn, before the user's text."""
         question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
@@ -340,7 +342,7 @@ class RenderCheck:
 
 
 def _consists_of(text: str, parts: Sequence[str]) -> bool:
-    """Return whether a text consists of the parts with any texts between them, in time linear in the text."""
+    """Return whether a text consists of the parts, in order, with any texts between them; takes linear time."""
     first, *others = parts
     if not others:
         return text == first
@@ -408,7 +410,7 @@ class EpisodeDrift:
             would train them after a history that the policy did not read or write.
         classes: Numbers of drifted tokens by kind: sampled tokens when each turn is encoded again by itself; under
             "template", context tokens when the whole text is encoded again.
-        first: The first difference of the whole text; None without one.
+        first: The first difference of the whole text; None if nothing differs.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
 
@@ -470,8 +472,8 @@ class DriftMeter:
         checks_context: True to compare contexts with what the template renders.
 
     Attributes:
-        template_fault: The last reason why the template can't be used with a sample's arguments; None while no fault is
-            known. With such arguments, contexts are not compared, and tool calls count as text.
+        template_fault: The last reason why the template can't be used with a sample's template arguments; None while no
+            fault is known. The contexts of such a sample are not compared, and its tool calls count as text.
     """
 
     def __init__(
@@ -573,7 +575,7 @@ class DriftMeter:
 
 
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
-    """Measure at most `MAX_SAMPLES` samples of a step with about `MAX_TOKENS` tokens, evenly spread.
+    """Measure at most `MAX_SAMPLES` samples of a step, evenly spread, with about `MAX_TOKENS` tokens in all.
 
     Samples without recorded turns, and samples whose measurement fails, are left out.
     """

@@ -61,8 +61,8 @@ async def play_sample(
 
     Args:
         call: slime's call, or the call that a worker was sent.
-        sink: Stores the episode's journal records, and has those of an earlier attempt whose process died, if any.
-            Default: the result of `open_journal`, which may be None.
+        sink: Stores the episode's journal records, and provides the records of an earlier attempt whose process died,
+            if any. Default: the result of `open_journal`, which may be None.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -81,7 +81,7 @@ async def play_sample(
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
             may_resume = settings.resume_aborted and sample.status is statuses_of(sample).ABORTED
             current_conditions = await asyncio.to_thread(conditions) if may_resume else None
-            # an aborted sample's own state counts, unless the journal is known to be of its latest attempt
+            # an aborted sample's own state is used, unless the journal is known to be from its latest attempt
             start = prepare_sample(sample, current_conditions, may_resume=settings.resume_aborted)
             start = continue_from_journal(start, sink, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
@@ -96,7 +96,7 @@ async def play_sample(
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Log the error of an episode that could not be played or written, and fill its sample; args may be unreadable.
+    """Log the error of an episode that could not be played or written, and fill its sample, even if args can't be read.
 
     Returns:
         The sample or a list with the sample, as for `generate`.
@@ -128,7 +128,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
-    """Return whether slime gets a list of samples, unless the sample is ABORTED.
+    """Return whether slime gets a list of samples if the sample does not become ABORTED.
 
     The settings of the run decide this, not the row's, since slime takes lists either from all episodes whose sample is
     not ABORTED, or from none.
@@ -144,7 +144,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
         ended = await _run_episode(job)
     episode = ended.episode
     log_episode(call.sample, episode)
-    if episode.stop_reason is not StopReason.INTERNAL_ERROR:  # a later log may need a bug's traceback
+    if episode.stop_reason is not StopReason.INTERNAL_ERROR:  # the traceback of a bug may still be logged
         for error in filter(None, (episode.error, episode.tools.infrastructure_error)):
             drop_traceback(error)
     # the id "" stands for agents that were made outside of a tool call; they succeeded if the episode did
@@ -169,7 +169,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since a request departed from the earlier attempt.
+    """Reset the sample and return a job that starts from scratch, since a request differs from the earlier attempt's.
 
     The tokens sampled in that attempt are added to the dropped tokens.
     """
@@ -181,9 +181,9 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the job's start; drop the earlier attempt's state from it if the program departed from that attempt.
+    """Return the job's start, without the earlier attempt's state if the program's requests differ from that attempt's.
 
-    A departure also resets the sample, and the tokens that the program did not repeat count as dropped tokens.
+    In that case, also reset the sample; the tokens that the program did not repeat count as dropped tokens.
     """
     program = episode.program
     if program is None or program.dropped_tokens is None:
@@ -259,7 +259,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
 def _build_journal(
     job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCallTotals
 ) -> EpisodeJournal | None:
-    """Return the episode's journal; None without a sink or without the setting `resume_aborted`.
+    """Return the episode's journal; None if there is no sink, or if `resume_aborted` is off.
 
     If no other process could continue the episode, the journal is closed immediately.
     """
@@ -272,7 +272,7 @@ def _build_journal(
 
 
 def _journal_obstacle(job: RolloutJob) -> str:
-    """Return the reason why no process could continue an episode of this job from its journal; "" if one could."""
+    """Return the reason why this job's episode could not be continued from a journal; "" if it could."""
     if job.settings.resources or job.settings.environment:
         return _CLOSED_ENVIRONMENT
     if job.settings.has_program and job.settings.resumable != "replay":
@@ -383,7 +383,7 @@ def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """Return the tools in the order of the settings; `code_tool`, None if the settings lack it, replaces its path."""
+    """Return the tools in the order of the settings, with `code_tool` in place of the code tool's path."""
     tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
@@ -409,8 +409,9 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    They are the setting `abort_grace_s`; without it, `_PARTIAL_GRACE_S` if aborted samples are collected and resumed,
-    else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at most `ABORT_GRACE_S`.
+    They are the setting `abort_grace_s`; if it is null, `_PARTIAL_GRACE_S` if aborted samples are collected and
+    resumed, else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at most
+    `ABORT_GRACE_S`.
 
     slime aborts all requests; from 0.3.1 on, it repeats this every 3 s until the engines are idle. An episode worker
     may learn of an abort later than the engines, so the abort may miss a request that the worker sends in between. Only
@@ -429,8 +430,8 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: True if slime gets a list of samples, unless the sample is ABORTED: `fan_out` is on, and slime can
-            take a list.
+        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
+            sample is ABORTED.
         routing_key: Makes a router send all requests of the episode to one engine.
         sink: Stores the episode's journal records; None to store none.
     """
@@ -454,7 +455,7 @@ class RolloutJob:
     def prepare(self) -> None:
         """Load the tokenizer and probe its template, which are cached for all later models.
 
-        With the setting `freeze_gc`, the objects loaded so far are then exempt from garbage collection.
+        If the setting `freeze_gc` is on, then exclude the objects loaded so far from garbage collection.
         """
         self.build_model()
         if self.settings.freeze_gc:

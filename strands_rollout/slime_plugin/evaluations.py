@@ -35,7 +35,8 @@ def checkpoint_step() -> int | None:
 def take_over_pass_rates(args: SlimeArgs) -> bool:
     """Return whether the job was given slime's `--log-passrate`, and turn the flag off in `args`.
 
-    Without the flag, slime's own evaluation metrics have no pass rates. Later calls with the same args return the same.
+    Without the flag, slime's own evaluation metrics have no pass rates. Later calls with the same args return the same
+    value, although the flag is off by then.
     """
     values = vars(args)
     wanted = bool(values.setdefault(_LOG_PASSRATE_ATTR, bool(values.get("log_passrate"))))
@@ -61,11 +62,12 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
     """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
 
-    A `size` of 1 gives {}. If samples of a problem are missing, its pass@k is computed from its other samples, for each
-    k up to their number. If no problem has k samples, that k is left out.
+    If `size` is 1, return {}. If samples of a problem are missing, its pass@k is computed from its other samples, for
+    each k up to their number. If no problem has k samples, that k is left out.
 
     Args:
-        rewards: The position of each sample among all samples of the data set, and its reward; 1 is a correct answer.
+        rewards: For each sample, its position among all samples of the data set, and its reward; the reward 1 means a
+            correct answer.
         size: Samples per problem.
     """
     if size == 1:
@@ -105,12 +107,12 @@ def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
     """Yield a function that logs to the wandb run `WANDB_RUN_ID`, which gets the scores of a training's checkpoints.
 
-    Yield None in a job that trains, and without the environment variable `WANDB_RUN_ID`.
+    Yield None in a job that trains, or if the environment variable `WANDB_RUN_ID` is not set.
 
-    If `_SHARED_VARIABLE` is "1", this is the training's own run, to which the training may still write. Unless wandb is
-    offline, that run is joined as slime's secondary processes join it (`init_wandb_secondary` in
-    slime/observability/wandb_utils.py), and is not marked as finished afterwards. In any run, the numbers are shown
-    over the step in `eval/step`.
+    If the environment variable `_SHARED_VARIABLE` is "1", the run is the training's own, and the training may still
+    write to it. Unless wandb is offline, this job then joins the run as slime's secondary processes do
+    (`init_wandb_secondary` in slime/observability/wandb_utils.py), and does not mark it as finished at the end. In any
+    run, wandb shows the numbers over the step in `eval/step`.
     """
     if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
         yield None

@@ -34,8 +34,8 @@ def generate_rollout_fully_async(
 ) -> object:
     """Collect the groups of a step from slime's worker; slime's `--rollout-function-path`.
 
-    The worker is slime's own without the setting `max_sample_staleness`, and if this slime's worker has an unexpected
-    structure.
+    slime's worker is used unchanged if the setting `max_sample_staleness` is null, or if the worker of the installed
+    slime has an unexpected structure.
 
     Raises:
         ConfigError: slime is absent or has no such rollout (before 0.3.0), or a setting is invalid.
@@ -45,7 +45,7 @@ def generate_rollout_fully_async(
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError as e:
         if not _MODULE.startswith(str(e.name)):
-            raise  # a package that slime needs
+            raise  # slime is installed, but a package that it needs is not
         raise ConfigError(f"slime lacks {_MODULE}; expected slime 0.3.0 or newer: {e}") from e
     if not evaluation:
         _start_worker(module, args, data_source)
@@ -55,8 +55,8 @@ def generate_rollout_fully_async(
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
     """Start a worker that starts only the groups that `max_sample_staleness` allows, unless a worker runs already.
 
-    Without that setting, do nothing; if this slime's worker has an unexpected structure, log a warning. In
-    both cases, slime starts a worker of its own.
+    If that setting is null, do nothing; if the installed slime's worker has an unexpected structure, log a warning. In
+    both cases, slime starts its own worker.
     """
     limit = settings_from_args(args).max_sample_staleness
     if limit is None:
@@ -121,7 +121,7 @@ def _bounded_worker(
     """Return slime's worker, changed to start no group while `groups` groups are in play or wait for the trainer."""
 
     class BoundedWorker(worker_class):  # type: ignore[misc]
-        """slime's worker, which is its own data source too: it limits the groups from slime's data source."""
+        """slime's worker, which is also its own data source, to limit the groups taken from slime's data source."""
 
         def __init__(self) -> None:
             super().__init__(args, self, concurrency=min(slots, groups))

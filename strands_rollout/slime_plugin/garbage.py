@@ -15,8 +15,8 @@ def freeze_long_lived() -> None:
     """Collect garbage, freeze all remaining objects (`gc.freeze`), and make collections rarer; once per process.
 
     Call it before the first episode, so that no object of an episode is frozen. Frozen objects are still freed when
-    their reference count drops to zero; only cycles of them are no longer found. Thresholds that the process has
-    set higher stay, and so do all thresholds if the first is higher, or if collections are disabled.
+    their reference count drops to zero; only cycles of them are no longer found. A threshold that the process has set
+    higher is kept. If the first threshold is higher, or collections are disabled, all thresholds are kept.
     """
     gc.collect()
     gc.freeze()

@@ -93,7 +93,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
     """Check that all code that the settings name can be loaded, and that values such as `tool_parser` can be used.
 
     Args:
-        path: The configuration file, whose folder is searched too; None without a file.
+        path: The configuration file, whose folder is searched too; None if there is no file.
         settings: The settings to check.
         changes: Changes from the command line, as `setting=value`; their errors are reported under "the command line".
 
@@ -150,9 +150,9 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check that the file of the setting `environment_config` exists and, if `agent_program` offers a check, passes it.
+    """Check that the file of the setting `environment_config` exists, and let the agent program check its contents.
 
-    The check is the function `check_config` of the program's module, which takes the file's path.
+    The program's check is the function `check_config(path)` in the module of `agent_program`, if the module has one.
     """
     if not isinstance(settings.environment_config, str):
         return
@@ -184,7 +184,7 @@ class EpisodePrompt:
     """The system prompt and the messages that an agent starts with.
 
     Attributes:
-        system_prompt: None for no system message.
+        system_prompt: None if there is no system message.
         messages: Strands messages, at least one; the last is the user's.
     """
 
@@ -215,8 +215,8 @@ def to_episode_prompt(
         prompt: A string or a chat.
         configured_system: The system prompt of the settings.
         template: The model's template, which recognizes a prompt that is already rendered; None to skip that check.
-        loaded: The sample's `multimodal_inputs`, whose `images` are those of the chat, in order; None without a
-            processor.
+        loaded: The sample's `multimodal_inputs`, whose `images` are the images of the chat, in order; None if slime has
+            no processor.
 
     Raises:
         PromptError: The prompt is empty, already rendered or malformed; it is a chat that does not end with a user's
@@ -390,7 +390,7 @@ def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | No
 
 
 def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:
-    """Add a tool's result, as Strands writes it, to the results of the last assistant message's calls."""
+    """Add a tool's result, in Strands' format, to the results of the calls in the last assistant message."""
     results = messages.pop() if len(messages) > 1 and "toolResult" in messages[-1]["content"][0] else _message("user")
     calling = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
     unanswered = [block["toolUse"]["toolUseId"] for block in calling["content"] if "toolUse" in block]
@@ -476,7 +476,7 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
     if missing:
         raise ConfigError(
             f"got the tools {missing} in {ROW_SETTINGS_KEY} of a row's metadata; expected some of {sorted(by_name)}. A "
-            "row chooses among the tools and row_tools of the configuration, and names an MCP server as they do"
+            "row chooses among the tools and row_tools of the configuration, and names an MCP server by its `name`"
         )
     return [by_name[name] for name in names]
 
@@ -485,7 +485,7 @@ def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[
     """Return the run's tools for which a row has schemas; all `tools` of the run if none matches.
 
     MCP servers in `tools` always stay, since their tools are known only when they are connected. Warn if `schemas` is
-    not a list and, without such a server, about schemas of tools that the run lacks.
+    not a list. If `tools` has no MCP server, also warn about schemas of tools that the run lacks.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]

@@ -1,8 +1,9 @@
 """The journal of an episode: one journal record per step, so that another process can continue the episode.
 
-`record.saved` defines the content of a record and rebuilds an episode from its records. The records outlive the process
-in a `RecordStore` in `journal_dir`; those of an episode worker outlive it in its driver, and in a file on its node. An
-episode is continued from its last recorded step, in the same way as an aborted episode is resumed.
+`record.saved` defines the content of a record and rebuilds an episode from its records. To outlive the process, the
+records are stored by a `RecordStore` in `journal_dir`; an episode worker sends its records to the driver, and also
+writes them to a file on its node. An episode is continued from its last recorded step, in the same way as an aborted
+episode is resumed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class RecordSink(Protocol):
-    """Keeps an episode's journal records where they outlive its process.
+    """Stores an episode's journal records where they survive the death of the process that plays the episode.
 
     Attributes:
         records: The records of an earlier attempt whose process died; empty if there are none.
-        may_have_acted: True if tool calls of the last recorded turn that have no result may have begun.
+        may_have_acted: True if the tool calls without a result in the last recorded turn may have begun.
         is_latest: True if `records` are known to be from this sample's latest attempt. Otherwise, the sample itself may
             hold a newer state.
     """
@@ -50,13 +51,13 @@ class RecordSink(Protocol):
         """Store a record."""
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Store a record; return once it survives the death of this process."""
+        """Store a record; return once the record would survive the death of this process."""
 
     def begin(self) -> None:
         """Begin an attempt; its first record replaces all records of earlier attempts."""
 
     def close(self, *, keep: bool) -> None:
-        """End the attempt; `keep` the records if the episode will be continued later."""
+        """End the attempt; `keep` is True if the episode will be continued later from the records."""
 
 
 class EpisodeJournal:
@@ -93,7 +94,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a journal record if possible; return once it survives this process, since the turn's tools run next."""
+        """Write a journal record if possible; return once the record would survive this process: tools run next."""
         self._writer.on_turn_end()
         if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
@@ -104,13 +105,16 @@ class EpisodeJournal:
             self._sink.write(record)
 
     def close(self, reason: str) -> None:
-        """End the journal, if open, with the reason why the episode can't be continued."""
+        """If the journal is open, end it with the reason why the episode can't be continued."""
         if not self._is_closed:
             self._is_closed = True
             self._sink.write(closing_record(reason))
 
     def _build_record(self, progress: EpisodeProgress) -> bytes | None:
-        """Return the journal record of the episode's last step; None, and close the journal, if there can't be one."""
+        """Return the journal record of the episode's last step. If there can't be one, close the journal.
+
+        Return None if the journal is closed.
+        """
         model = self._model
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
@@ -151,10 +155,10 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 
 
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
-    """Begin an attempt in the sink, and return its start: the state of the sink's records, or `start`.
+    """Begin an attempt in the sink, and return the state to start from: that of the sink's records, or `start`.
 
-    `start` is returned if the sink is None or has no records, if an aborted sample's own state is newer, or if the
-    records can't be used.
+    Return `start` if the sink is None or has no records, if the aborted sample's own state is newer, or if the records
+    can't be used.
 
     Raises:
         LostEpisodeError: A tool may have acted (see `_check_unfinished_calls`), or the records are known to be this
@@ -187,13 +191,13 @@ async def open_journal(
 ) -> EpisodeRecords | None:
     """Open the journal records of this sample in the folder `journal_dir`.
 
-    Return None without that setting, without the setting `resume_aborted`, if the folder can't be used, and while
-    another episode of the same sample has its records open.
+    Return None if `journal_dir` is null, if `resume_aborted` is off, if the folder can't be used, or while another
+    episode of the same sample has the records open.
 
-    Records are found by the sample's index, its row, the conditions of the episode and `evaluation`: records of an
-    episode in which one of these differs are not this sample's. If the sample is aborted, such records of its index
-    are removed, since the sample itself holds a newer state. Each process reads the records of dead processes only
-    once, in a thread.
+    Records are found by the sample's index, its row, the conditions of the episode and `evaluation`; records that
+    differ in one of these are not this sample's. If the sample is aborted, records that have its index but differ
+    otherwise are removed, since the sample itself holds a newer state. Each process reads the records of dead processes
+    only once, in a thread.
 
     Raises:
         ConfigError: `conditions` finds no usable tokenizer.

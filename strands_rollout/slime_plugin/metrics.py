@@ -58,7 +58,7 @@ PER_SAMPLE: Final = (
     "resumes",
     "engine_aborts",
 )
-"""Facts that are one number per sample; each gives a distribution of the same name."""
+"""Facts that are one number per sample; each is logged as a distribution of the same name."""
 STATUSES: Final = ("completed", "truncated", "failed", "aborted")
 TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
 # the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
@@ -205,7 +205,7 @@ def _check_staleness_setting(args: SlimeArgs) -> None:
 def _step_of(rollout_id: int, args: SlimeArgs, step_key: str) -> int:
     """Return the step to log under: in a job that only evaluates a checkpoint, the checkpoint's, else slime's.
 
-    Where slime's function for the step is absent or fails, return `rollout_id`.
+    If slime's function for the step is absent or fails, return `rollout_id`.
     """
     if step_key.startswith("eval") and (step := evaluations.checkpoint_step()) is not None:
         return step
@@ -301,7 +301,7 @@ def _log_to_wandb(
 
 
 def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> None:
-    """Log the numbers through slime's own logging, which owns the writer."""
+    """Log the numbers through slime's own logging, which owns TensorBoard's writer."""
     if not getattr(args, "use_tensorboard", False):
         return
     log = _slime_function("logging_utils", "log")
@@ -324,7 +324,7 @@ def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
     """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values that are not None.
 
-    Each metric is named `<name>/<statistic>`. Without such values, return {}.
+    Each metric is named `<name>/<statistic>`. If there are no such values, return {}.
     """
     present = [value for value in values if value is not None]
     if not present:
@@ -335,7 +335,10 @@ def distribution(name: str, values: Iterable[float | None]) -> Metrics:
 
 
 def shares(name: str, values: Iterable[str | None], known: Iterable[str] = ()) -> Metrics:
-    """Return the share of each value, ignoring None; 0.0 for `known` values that are absent; {} without any value."""
+    """Return the share of each value among the values that are not None.
+
+    `known` values that are absent have the share 0.0. If there are no values, return {}.
+    """
     counts = Counter(value for value in values if value is not None)
     total = counts.total()
     return {f"{name}/{value}": counts[value] / total for value in dict.fromkeys([*known, *counts])} if total else {}
@@ -395,7 +398,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """Return the distributions of requests, repeats, forks and refusals of programs at their endpoints."""
+    """Return the distributions of requests, repeats, forks and refusals at the gateway, for samples that used it."""
     facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
     refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
@@ -415,7 +418,9 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
-    """Return the share of samples that are older than `max_sample_staleness` allows; {} without the setting or samples.
+    """Return the share of samples that are older than `max_sample_staleness` allows.
+
+    Return {} if that setting is null, or if there are no samples.
 
     A share of more than a tenth is logged as a warning, since the engines have generated these samples for nothing.
     """
@@ -451,8 +456,9 @@ def part_metrics(samples: Samples) -> Metrics:
 def slowest_metrics(samples: Samples) -> Metrics:
     """Return the seconds that the slowest sample took in all, and in generation, tools, reward and other work.
 
-    Only samples with an episode duration count; in a fan-out, that is the main agent's sample. The seconds of tools
-    that ran concurrently are added up, so the parts may sum to more than the total; then `other_s` is 0.
+    Only samples whose facts have `duration_s` are compared; of a fan-out, only the main agent's sample has it. The
+    seconds of tools that ran concurrently are added up, so the parts may sum to more than the total; then `other_s` is
+    0.
     """
     durations = [(sample.facts.duration_s, sample) for sample in samples]
     timed = [(seconds + (sample.score_s or 0.0), sample) for seconds, sample in durations if seconds is not None]
@@ -466,7 +472,7 @@ def slowest_metrics(samples: Samples) -> Metrics:
 
 
 def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
-    """Return the metrics of drift: tokens per sample, totals by kind, and mismatches of the context if compared."""
+    """Return the metrics of drift: tokens per sample, totals by kind and, if contexts were compared, mismatches."""
     if not drifts:
         return {}
     totals = totals_of(drifts)
@@ -629,16 +635,17 @@ def _to_int(value: object) -> int | None:
 
 
 def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -> str | None:
-    """Return a text, or a value's JSON, with secrets masked and lone surrogates as "?"; None for None.
+    """Return a text, or a value's JSON, with secrets masked and lone surrogates as "?"; None if the value is None.
 
-    A text of more than `max_chars` characters is cut in the middle. Objects that JSON lacks are written by their `str`;
-    a value that JSON can't hold even so, such as one that holds itself, is shown by its `repr`.
+    A text of more than `max_chars` characters is cut in the middle. Objects of types that JSON lacks are written as
+    their `str`. A value that still can't be written as JSON, such as a list that contains itself, is shown as its
+    `repr`.
     """
     if value is None:
         return None
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys that JSON lacks, or a value that holds itself
+    except (TypeError, ValueError):  # keys of types that JSON lacks, or a value that contains itself
         text = repr(value)
     return shorten(mask_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
@@ -649,16 +656,16 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
     The file is `<name>_<rollout_id>.jsonl.gz`, with at least six digits for `rollout_id`. If the first group has more
     than `dump_samples` samples, only its first samples are written.
 
-    An existing file of that name is replaced, since it is taken for the file of an interrupted step that is repeated.
+    An existing file of that name is replaced, since it is assumed to be from an interrupted attempt at the same step.
 
     Args:
         args: slime's args.
         name: The beginning of the file's name; characters other than letters, digits, `.`, `-` and `_` become `_`.
         rollout_id: slime's number of the step.
-        raw_samples: Samples, also in nested lists.
+        raw_samples: The samples; lists may be nested.
 
     Returns:
-        The file; None without the setting `dump_dir` or without samples.
+        The file; None if the setting `dump_dir` is null, or if there are no samples.
 
     Raises:
         ConfigError: A setting is unknown or invalid, or the tokenizer can't be loaded.

@@ -58,7 +58,7 @@ from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _PLACEHOLDERS: Final = re.compile(r"\{(question|response|label)\}")
-# "score: NUMBER"; not if the number belongs to a fraction or percentage or has a decimal comma: its scale is unknown
+# "score: NUMBER", unless the number is part of a fraction or percentage or has a decimal comma: its scale is unknown
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
@@ -101,7 +101,7 @@ async def user_reward(
             nothing to judge, a part with a judge took too long, or the rollout was aborted.
         RolloutError: A function or an evaluator can't be loaded, or returned no finite number; a function, or an
             evaluator without a judge, raised or took too long; an evaluator reads what the episode lacks; or `built_in`
-            raised it or took too long.
+            raised a RolloutError or took too long.
     """
 
     async def score_part(part: RewardPart) -> RewardResult:
@@ -155,7 +155,7 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
 def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
     values = {name: result.score for name, result in results_by_part.items()}
     nested = {f"{name}/{key}": value for name, result in results_by_part.items() for key, value in result.parts.items()}
-    # the first `acc` counts; that of an evaluator only if no part without an evaluator has one
+    # the first `acc` is used; an evaluator's only if no part without an evaluator has an `acc`
     by_rank = sorted(results_by_part.items(), key=lambda item: parts[item[0]].evaluator is not None)
     return RewardResult(
         sum(parts[name].weight * value for name, value in values.items()),
@@ -190,7 +190,7 @@ def takes_args_and_sample(function: Callable[..., object]) -> bool:
 
 
 def _positional_parameters(function: Callable[..., object]) -> dict[str, bool]:
-    """Return the names of the positional parameters, with True for those without a default."""
+    """Return for each positional parameter, by name, whether it is required; {} if the signature can't be read."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except Exception:  # a callable without a signature raises errors of many types
@@ -297,7 +297,7 @@ async def _ask_api(judge: Judge, prompt: str) -> str:
     return str(message.get("content"))
 
 
-# by running event loop and judge
+# semaphores by event loop, then by the judge's settings as JSON
 _JUDGE_SLOTS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -315,7 +315,7 @@ def values_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[s
     blocks = [block for message in messages for block in message["content"]]
     calls_in_messages = {block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block}
     main_calls = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]
-    # the messages lack calls if the history was rewritten, and in a swarm or graph, where each agent has a history
+    # the messages lack calls if the history was rewritten, and in a swarm or graph: each agent has its own history
     is_whole = episode.is_single_agent and calls_in_messages.issuperset(main_calls)
     values = {
         "messages": messages,
@@ -361,7 +361,7 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) 
         _REWARD_ENDED.set(ended)
         try:
             outputs = list(await evaluate(case))
-        finally:  # the evaluator's thread can't be stopped
+        finally:  # the evaluator's thread can't be stopped, but its model calls can
             ended.set()
         judged = [output for output in outputs if not output.not_applicable]
         score, passed, reason = evaluator.aggregator(judged or outputs)
@@ -379,7 +379,7 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) 
 
 
 def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> None:
-    """Raise ConfigError if an evaluator would give 0 only because the episode lacks the values to compare."""
+    """Raise ConfigError if an evaluator would return 0 only because the episode lacks the values to compare."""
     from strands_evals.evaluators import Equals, StateEquals
 
     states = (facts_of(answer.sample).evaluated or {}).get("state") or {}
@@ -457,7 +457,7 @@ def _judge_model(judge: Judge) -> Model:
 def _limit_model(model: Model, judge: Judge) -> Model:
     """Return a copy of a model that gives up on a reply after the judge's timeout, or once the reward has ended.
 
-    This also holds for calls in an evaluator's thread, which can't be stopped.
+    This also ends the calls of an evaluator that runs in a thread; the thread itself can't be stopped.
     """
     stream, limited = cast("Callable[..., AsyncIterator[Any]]", model.stream), copy.copy(model)
 
@@ -519,7 +519,7 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
     The trajectory is None if the messages lack calls; a list of tool names if the row's `expected_trajectory` is such a
-    list and the evaluator does not read a Session (without `reads_session`); otherwise a Session.
+    list and the evaluator does not read a Session (`reads_session` is False); otherwise, it is a Session.
 
     Raises:
         ConfigError: The sample has no values for an evaluator.
@@ -550,7 +550,7 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
         input=str(facts.question or question_of(getattr(answer.sample, "prompt", ""))),
         name=str(getattr(answer.sample, "index", None)),
         actual_output=answer.response,
-        expected_output=str(label) if isinstance(label, int | float) else label,  # it is compared with a text
+        expected_output=str(label) if isinstance(label, int | float) else label,  # compared with a text
         expected_assertion=row.get("expected_assertion"),
         expected_trajectory=expected,
         actual_trajectory=trajectory,
@@ -561,7 +561,7 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
 
 
 def _build_session(evaluated: Mapping[str, Json], response: str) -> object:
-    """Return the messages as strands_evals' Session: a trace for each message of the user and the calls after it."""
+    """Return the messages as strands_evals' Session, with one trace for each user message and the calls after it."""
     from strands_evals.types import trace
 
     clock = itertools.count()  # only the order of the spans' start times matters

@@ -58,8 +58,8 @@ def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, 
 
     An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set, the sample has a sampled token, its
     saved state can be loaded, and no condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset
-    and starts from scratch. `conditions` are the present ones; they may be None if the sample is not ABORTED, or
-    without `may_resume`.
+    and starts from scratch. `conditions` are the conditions of the new episode; they may be None if the sample is not
+    ABORTED or `may_resume` is False.
     """
     facts = facts_of(sample)
     was_aborted = sample.status is statuses_of(sample).ABORTED

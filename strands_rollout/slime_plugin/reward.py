@@ -1,8 +1,8 @@
 """slime's reward function: it takes a sample, or a list of samples, and returns the reward of each.
 
 A reward is a number, or a dict of plain JSON values. The function raises an error only if the run must end, or its
-caller was cancelled. After any other failure it returns the reward of a wrong answer; the dict, which may be in the
-sample's facts, has the reason. `reward_func` is the entry.
+caller was cancelled. After any other failure, it returns the reward of a wrong answer; the reason is in the dict (which
+is in the sample's facts if the reward is a number). `reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -53,13 +53,16 @@ _GRADING_THREADS: Final = 2  # not the event loop's default threads, which tools
 _MAX_SHOWN_CHARS: Final = 200
 _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
-"""Key of a row's metadata with the grading of its answer: a value of `Grading`; without it, "math"."""
+"""Key in a row's metadata that says how the answer is graded: its value is one of `Grading`, by default "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
 """How an answer is graded: compared with the label as mathematics or by the letter of a choice, or checked for whether
 it follows IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"
-"""Parts of the reward of a row of IFEval, whose sums over all samples give the accuracy by instruction."""
+"""Parts of the reward of a row of IFEval: the number of instructions, and of those that the answer follows.
+
+The sums of both over all samples give the accuracy by instruction.
+"""
 _CUT_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
 _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
 
@@ -72,9 +75,9 @@ RewardList: TypeAlias = "list[Reward | RewardList]"
 async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | RewardList:  # noqa: ANN401 - one or a list
     """Grade the last assistant turn of a sample, or of each sample of a list; slime's `--custom-rm-path`.
 
-    In a list, the siblings of a fan-out (the samples with one `rollout_id`) share the reward of their main agent: its
-    sample is graded once, and each sibling gets a copy. If the main agent's sample is not in the list, each sibling is
-    graded by itself.
+    In a list, the siblings of a fan-out (the samples with the same `rollout_id`) share one reward: the main agent's
+    sample is graded once, and each sibling gets a copy of its reward. If the main agent's sample is not in the list,
+    each sibling is graded by itself.
 
     Run slime with `--reward-key score --eval-reward-key acc`. Without these arguments, slime gets the score alone.
 
@@ -90,18 +93,25 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         kwargs: Ignored; slime may pass more.
 
     Returns:
-        A reward for each sample, in lists nested as the samples are. A reward is a dict with the keys `score` (the
-        settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward, the environment or slime's
-        example),
-        `acc` (1.0 or 0.0, or the `acc` of the user's reward or of the environment), `pred` (the answer as written, ""
-        for none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
-        `parts/NAME` for each part of the user's reward, each number other than `score` and `acc` from that reward or
-        from the environment, and the counts of IFEval's instructions. A sample whose reward failed (method `error` or
-        `no_judge`) is not trained (`remove_sample`).
+        A reward for each sample, in lists nested as the samples are. A reward is a dict with these keys:
+
+        - `score`: the settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward, of the
+          environment or of slime's example.
+        - `acc`: 1.0 or 0.0, or the `acc` of the user's reward or of the environment.
+        - `pred`: the answer as written; "" if there is none.
+        - `label`: the row's label as text.
+        - `method`: the rule that decided.
+        - `error`: why the answer could not be judged, else "".
+        - `parts/NAME`: one key for each part of the user's reward, for each number other than `score` and `acc` from
+          that reward or from the environment, and for the two counts of IFEval's instructions.
+
+        A sample whose reward failed (its `method` is `error` or `no_judge`) is excluded from training: it gets
+        `remove_sample`.
 
         The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
         nor `eval_reward_key`, or only `eval_reward_key` and the sample is for training. The dict is then kept in
-        `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and get the dict.
+        `metadata["strands_rollout"]["reward"]`. If `args` lacks both attributes, the caller is not slime, and gets the
+        dict.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
@@ -133,11 +143,11 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
 class _GradedSample:
     sample: Any
     details: RewardDict
-    episode_number: int | None  # None if the sample is not counted: one of an evaluation, or unreadable
+    episode_number: int | None  # None if the sample is not counted, since it is an evaluation's or unreadable
 
 
 async def _grade(args: object, sample: object) -> _GradedSample:
-    """Grade one sample; until it is graded, a training episode counts as running, since it may still succeed."""
+    """Grade one sample; a training episode counts as running until it is graded, since it may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
@@ -170,8 +180,8 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
 def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
     """Apply a function to each sample in order, and return the results in lists nested as the samples are.
 
-    A list nested more than `_MAX_LIST_DEPTH` levels deep, as in a list that holds itself, is passed to the function
-    as a bad sample.
+    A list that is nested more than `_MAX_LIST_DEPTH` levels deep, as in a list that contains itself, is passed to the
+    function as a bad sample.
     """
     is_list = [isinstance(each, list | tuple) and depth < _MAX_LIST_DEPTH for each in samples]
     pairs = zip(samples, is_list, strict=True)
@@ -223,7 +233,7 @@ def _graded_positions(samples: Sequence[object]) -> list[int]:
 def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
     """Return a key that siblings share, and the sample's number among them.
 
-    The number is None without a fan-out; both are None without a rollout id, or if the sample can't be read.
+    The number is None if there was no fan-out; both are None if the sample has no rollout id, or can't be read.
     """
     try:
         with exits_as_errors("the sample", RuntimeError):
@@ -437,7 +447,10 @@ def _text(value: object) -> str:
 
 
 def _display_text(value: object) -> str:
-    """Return a string as it is, an exception's message, or a short `repr`; "" for None, the type if a method fails."""
+    """Return a text that shows the value: a string unchanged, an exception's message, else a short `repr`.
+
+    The text is "" if the value is None, and names the value's type if its own methods raise.
+    """
     if value is None or isinstance(value, str):
         return value or ""
     try:

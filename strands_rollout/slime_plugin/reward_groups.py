@@ -6,7 +6,7 @@ and too many in a row raise an error that ends the run.
 
 An exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no
 longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
-`normalize_rewards` ends the run with either rollout.
+`normalize_rewards` ends the run in either rollout.
 
 An episode has failed when its sample is FAILED or its reward failed. An episode whose sample can be trained has
 succeeded when its reward is known or, with a reward function other than this package's, when the episode has ended.
@@ -58,7 +58,7 @@ class Rollout:
     Attributes:
         group: The `group_index` of its samples.
         trained: The positions of its trained samples in the list of samples.
-        reward: The reward of each trained sample; None if none is trained or the reward is unusable.
+        reward: The one reward of all its trained samples; None if no sample is trained, or the reward is unusable.
     """
 
     group: Hashable
@@ -69,17 +69,18 @@ class Rollout:
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the rewards, raw and relative to their groups; slime's `--custom-reward-post-process-path`.
 
-    Rollouts with the same `group_index` are a group; without any index, each `n_samples_per_prompt` consecutive ones.
-    Each rollout counts once in the mean and the unbiased standard deviation of its group, however many samples it
-    became, and all of its samples get the same reward: GRPO compares draws from one prompt, and a rollout is one draw
-    with one outcome. That outcome is the reward of the main agent's sample. A fan-out that another generate function
-    made names no main sample; its outcome is the mean of its trained samples' rewards. If all groups have the same
-    size, and there is neither a fan-out nor an excluded sample, the result equals slime's default.
+    Rollouts with the same `group_index` form a group; of the rollouts without a `group_index`, each
+    `n_samples_per_prompt` consecutive ones form a group. Each rollout counts once in the mean and the unbiased standard
+    deviation of its group, however many samples it became, and all of its trained samples get the same normalized
+    reward: GRPO compares draws from one prompt, and a rollout is one draw with one outcome. That outcome is the reward
+    of the main agent's sample. In a fan-out from another generate function, no sample is known to be the main
+    agent's; the outcome is then the mean of the rewards of its trained samples. If all groups have the same size, and
+    there is neither a fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
-    since the policy did not cause the failure; and a rollout without a usable reward, that is, a finite number in
-    float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error; it raises no
-    exception, which would end the training run.
+    since the policy did not cause the failure; and a rollout without a usable reward. A usable reward is a number that
+    is finite in float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error; it
+    raises no exception, which would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old are excluded first: they get `remove_sample` and
     an all-zero mask. They are excluded here and not earlier, since slime calls this function last before it trains, and
@@ -164,8 +165,8 @@ def _last_weights(sample: SampleLike) -> LastWeights:
 def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
     """Return the rollouts of a flat list of samples, in order of their first sample; excluded rollouts have no reward.
 
-    Samples of one `group_index` belong to one rollout if they share `rollout_id` or, without it, `index`; a sample
-    without both is a rollout of its own.
+    Samples of one `group_index` belong to one rollout if they share a `rollout_id` or, if they have none, an `index`. A
+    sample that has neither is a rollout of its own.
     """
     members: dict[Hashable, list[int]] = {}
     for position, sample in enumerate(samples):
@@ -174,7 +175,7 @@ def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
 
 
 def reward_spread(rewards: Sequence[float]) -> float:
-    """Return the unbiased standard deviation of rewards; exactly 0.0 if all are equal, or fewer than two."""
+    """Return the unbiased standard deviation of rewards; exactly 0.0 if all are equal or there are fewer than two."""
     if not rewards or min(rewards) == max(rewards):
         return 0.0
     mean = _mean(rewards)
@@ -182,7 +183,7 @@ def reward_spread(rewards: Sequence[float]) -> float:
 
 
 def _identity(sample: SampleLike, position: int) -> tuple[str, int]:
-    """Return a key that the siblings of a rollout share; its first part keeps a rollout_id from equalling an index."""
+    """Return a key that the siblings of a rollout share; its first part distinguishes a rollout_id from an index."""
     if (rollout_id := rollout_id_of(sample)) is not None:
         return "rollout_id", rollout_id
     return ("index", sample.index) if sample.index is not None else ("position", position)
@@ -259,7 +260,7 @@ def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
 class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
-    Its truth value is `keep`, since slime uses the truth value of an output that is no DynamicFilterOutput.
+    Its truth value is `keep`, since slime uses the truth value of an output that is not a DynamicFilterOutput.
 
     Attributes:
         keep: True if the group is kept.
@@ -278,10 +279,10 @@ class FilterVerdict:
 def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401 - slime's
     """Keep a group if its trained rollouts differ in reward; other groups have no advantage to learn from.
 
-    Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of
+    Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are as in
     `normalize_rewards`: the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so
-    that an outage does not make a group informative. A group to which a reward function other than `reward_func` gives
-    no number counts as failed, since slime would otherwise draw prompts without end.
+    that an outage does not make a group informative. If a reward function other than `reward_func` returns no number
+    for a whole group, the group counts as failed, since slime would otherwise draw prompts without end.
 
     Args:
         args: slime's args.
@@ -303,8 +304,9 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
     """Prefer the groups that `keep_informative_groups` keeps; others fill the batch before slime draws more prompts.
 
-    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; there
-    a group is kept when slime would otherwise draw more prompts. A group without any trained rollout is always dropped.
+    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; with
+    such a slime, a group is kept if slime would otherwise draw more prompts. A group without any trained rollout is
+    always dropped.
     Arguments, result and errors are those of `keep_informative_groups`.
     """
     del kwargs
@@ -321,7 +323,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
-    """Return the rewards of a group's trained rollouts; see `_count_unrewarded_group` for a group without one.
+    """Return the rewards of a group's trained rollouts, after a call of `_count_unrewarded_group` with them.
 
     Raises:
         FailedGroupsError: Too many groups in a row have no reward.
@@ -400,12 +402,12 @@ class FailedGroups:
             number: The episode's number, from `running_episode`.
             sample: The episode's sample; its `group_index` and `index` identify it.
             group_size: Samples of a group.
-            limit: Failed groups in a row that end the run, at least 1.
+            limit: Number of failed groups in a row at which the run ends, at least 1.
             why: The reason, for the error's message.
 
         Returns:
-            The error if the caller must raise it, else None. Of concurrent episodes, only one gets it. An episode that
-            began later and fails gets it again, because the run has continued.
+            The error if the caller must raise it, else None. If concurrent episodes fail, only one of them gets the
+            error. If an episode begins after that and fails, it gets the error again, because the run has continued.
         """
         with self._lock:
             if self._newest_at_first_failure is None:
@@ -445,7 +447,7 @@ _JOBS_LOCK: Final = threading.Lock()
 
 
 def failed_groups_of(args: SlimeArgs) -> FailedGroups:
-    """Return the counts of failed groups of the job with these args, which slime passes as one object in all calls."""
+    """Return the counts of failed groups of the job with these args; slime passes the same object in all calls."""
     return _job_counts(args).failed
 
 
@@ -461,7 +463,7 @@ def _job_counts(args: SlimeArgs) -> _JobCounts:
 
 
 def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
-    """Count a training episode that has ended; if `reward_func` will grade it, it counts as trained only after that.
+    """Count a training episode that has ended; if `reward_func` will grade it, `count_reward` counts it as trained.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
@@ -509,7 +511,7 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
 def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
     """Count a group in which a reward function other than `reward_func` left nothing to train on.
 
-    Only a filter can see that. A group with a reward ends the streak.
+    Only a dynamic filter sees such a group. A group with a reward ends the streak.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
@@ -550,7 +552,7 @@ def _add_failed(
         FailedGroupsError: Too many groups failed in a row; the run must end.
     """
     limit, slime_loses_errors = MAX_FAILED_GROUPS, False
-    # args that can't be read fail every episode: the default limit ends the run then
+    # if args can't be read, every episode fails, and the default limit ends the run
     try:
         with exits_as_errors("reading args", RuntimeError):
             group_size, slime_loses_errors = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
@@ -572,7 +574,7 @@ def _add_failed(
 def _max_failed_groups(args: SlimeArgs) -> int:
     """Return the setting `max_failed_groups`, read without validating the other settings.
 
-    0 (also for null) never ends a run; an invalid value counts as the default.
+    Return 0, which never ends a run, also if the setting is null; return the default if the setting is invalid.
     """
     settings = getattr(args, "strands_rollout", None)
     limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS

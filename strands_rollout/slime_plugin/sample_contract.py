@@ -1,4 +1,4 @@
-"""List the faults for which slime's trainer, or any trainer, can't take a finished sample.
+"""Check finished samples: list the faults that make a sample unusable for slime's trainer, or for any trainer.
 
 slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module shares no
 code with the modules that fill samples, so that it can check their work.
@@ -29,9 +29,9 @@ def contract_violations(
 
     Args:
         sample: slime's Sample, or this package's.
-        decode: Decodes ids to text, control tokens included; without it the response's text is not checked.
+        decode: Decodes ids to text, control tokens included; None to leave the response's text unchecked.
         reward_key: slime's `--reward-key`; None if the reward must be a number.
-        may_abort: True if ABORTED is a valid status, as while the rollout is being aborted.
+        may_abort: True if ABORTED is a valid status, for example while the rollout is being aborted.
     """
     status = str(sample.status.value)
     violations = [*_bad_lengths(sample)]
@@ -74,7 +74,7 @@ def _bad_lengths(sample: SampleLike) -> Iterator[str]:
 
 
 def _bad_values(sample: SampleLike) -> Iterator[str]:
-    # the common case, without a Python step for each token
+    # return early in the common case, which is found without a Python loop over the tokens
     has_floats = {float} >= set(map(type, sample.rollout_log_probs)) and all(
         map(math.isfinite, sample.rollout_log_probs)
     )

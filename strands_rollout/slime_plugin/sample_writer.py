@@ -64,12 +64,12 @@ class EndedEpisode:
         start: The state that the episode started from.
         code_calls: The counts and seconds of the code tool.
         sub_agents: The sub-agents' models.
-        score: The score from the environment or from the agent program; None without one.
-        question: The environment's question, which replaced the row's prompt; None without one.
+        score: The score from the environment or from the agent program; None if there is none.
+        question: The environment's question, which replaced the row's prompt; None if there is none.
         evaluated: The values that an evaluator judges: the main agent's messages, tools and system prompt, and the
             environment's state; None if the settings name no evaluator, or the episode failed or was aborted.
-        gateway: The facts of a session of `integrations.sessions`; None without one. The facts of a program's session
-            are in `episode.program`.
+        gateway: The facts of a session of `integrations.sessions`; None if there is no such session. The facts of a
+            program's session are in `episode.program`.
     """
 
     model: SGLangModel
@@ -89,12 +89,12 @@ class WritingRules:
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
-        fans_out: True if slime gets a list of samples, unless the sample is ABORTED: `fan_out` is on, and slime can
-            take a list.
+        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
+            sample is ABORTED.
         max_staleness: Weight versions by which a trained token may be older than the last sampled token; None for no
             limit.
-        resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
-            resumed.
+        resume_conditions: A function that returns the conditions under which an aborted episode may be resumed; None if
+            the episode can't be resumed.
         evaluation: True for an evaluation; the facts record this for the reward function.
         sampling_params: slime's sampling parameters, recorded with the facts.
     """
@@ -173,7 +173,7 @@ def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopRea
 
 
 def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
-    """Replace all facts of a sample by these facts."""
+    """Replace all facts of a sample by `facts`."""
     sample.metadata[METADATA_KEY] = facts.to_metadata()
 
 
@@ -214,7 +214,7 @@ def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[st
 
 
 def _engine_aborts(ended: EndedEpisode) -> int:
-    """Return the number of engine-aborted requests, in all attempts, after which the turn was continued or repeated."""
+    """Return how often, in all attempts, the engine aborted a request and the turn was then continued or repeated."""
     resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
@@ -345,11 +345,11 @@ _GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
-    """Return whether slime can take a list of samples from an episode; warn once about arguments that do not fit it.
+    """Return whether slime can take a list of samples from an episode; warn once about arguments that conflict with it.
 
-    slime can't in an evaluation. slime 0.3 expects one sample, not a list, for each element of a group when it collects
-    partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the
-    rollout to which it belongs.
+    In an evaluation, slime can't take lists. slime 0.3 expects one sample, not a list, for each element of a group when
+    it collects partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no
+    field for the rollout to which it belongs.
     """
     if evaluation:
         return False
@@ -569,7 +569,7 @@ def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -
 
 
 def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:
-    """Return the used share of each budget, 1.0 for all of it; None if the budget has no limit or the limit 0."""
+    """Return the used share of each budget, from 0 to 1; None if the budget's limit is 0 or not set."""
     trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
     contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
     response = model.conversation.earlier_response_length + trajectory.response_length

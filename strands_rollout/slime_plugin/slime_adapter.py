@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # the module of slime's trace in the newest slime, and in releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
-"""The attribute of the args in an episode worker that holds the worker's copy of slime's state in the driver."""
+"""Attribute of slime's args in an episode worker; its value is the worker's copy of slime's state in the driver."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The dotted paths of this package's reward function."""
@@ -98,7 +98,7 @@ def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None
 
 
 _TRANSFORMERS_LOCK: Final = threading.Lock()
-"""Held while transformers is imported, since concurrent imports of it may fail, and while it loads a checkpoint."""
+"""Held while transformers is imported (concurrent imports may fail), and while it loads from a checkpoint."""
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -174,7 +174,7 @@ def _load_vocab_size(checkpoint: str) -> int | None:
 
 
 def router_url(args: SlimeArgs, model_name: str | None) -> str:
-    """Return the URL of the router of a model in slime's `--sglang-config`; without a name, of the first model.
+    """Return the URL of the router of a model in slime's `--sglang-config`; if the name is None, of the first model.
 
     Raises:
         ConfigError: slime serves no model of this name, or there is no router.
@@ -197,10 +197,10 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
     Args:
         args: slime's args.
         sample: The sample; slime's abort flag is read only for a sample of slime's class.
-        should_abort: The setting `should_abort`: a function that is called first, or its dotted path; None for none.
+        should_abort: The setting `should_abort`: a function that is called first, or its dotted path; None if not set.
 
     Raises:
-        ConfigError: There is no function at the path, or it raised SystemExit or the like.
+        ConfigError: There is no function at the path, or the function raised SystemExit or the like.
         Exception: Any other exception that the function raised.
     """
     return _is_aborting(args, should_abort, is_slime=is_slime_sample(sample))
@@ -221,7 +221,8 @@ def rollout_control(
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
     """Return a control that aborts one sample's episode or reward when `is_aborting` returns True."""
-    # no reference to the sample: Strands' agents are in cycles, and with them the control of their tools
+    # no reference to the sample: Strands' agents are in reference cycles, which would keep the sample in memory through
+    # the control of the agents' tools
     is_aborted = functools.partial(_is_aborting, args, should_abort, is_slime=is_slime_sample(sample))
     return Control(is_aborted, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, should_abort))
 
@@ -236,12 +237,12 @@ ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
 
 
 def watch_aborts(args: SlimeArgs, sample: object) -> None:
-    """Call `ABORT_LISTENERS` from now on when slime sets its abort flag, before slime does anything else.
+    """From now on, call `ABORT_LISTENERS` when slime sets its abort flag, before slime does anything else.
 
-    After setting the flag, slime aborts the engines' requests; from 0.3.1 on, again every 3 s while an engine has any.
-    Processes that send requests must know of the abort first, or they would send new requests after slime's first
-    attempt. slime has no event for the abort: its flag is an attribute of one object, whose class is replaced here by a
-    subclass with a property. Where `slime_state` returns None, and in an episode worker, nothing is done.
+    After setting the flag, slime aborts the engines' requests; slime 0.3.1 and newer repeat this every 3 s while an
+    engine has requests. Processes that send requests must know of the abort first, or they would send new requests
+    after slime's first attempt. slime has no event for the abort: its flag is an attribute of one object, whose class
+    is replaced here by a subclass with a property. Do nothing in an episode worker, or if `slime_state` returns None.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, is_slime=is_slime_sample(sample))
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
@@ -271,7 +272,7 @@ def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
     """Return whether a request sent at this time of `time.monotonic` was certainly sent before the current abort.
 
     Always True in slime's own process, where the flag is read before each request. An episode worker may learn of an
-    abort late, and knows only the latest time at which there was none.
+    abort late, and knows only the latest time at which no abort was going on.
     """
     driver_state = getattr(args, DRIVER_STATE_ATTR, None)
     return driver_state is None or sent_at <= driver_state.last_clear_at
@@ -311,15 +312,15 @@ def uses_reward_func(args: SlimeArgs, sample: object) -> bool:
 
 
 def is_fully_async(args: SlimeArgs) -> bool:
-    """Return whether slime's fully-async rollout runs.
+    """Return whether the job uses slime's fully-async rollout.
 
-    It loses exceptions of `generate`, and takes one sample per episode.
+    That rollout loses exceptions of `generate`, and takes one sample per episode.
     """
     return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
 
 
 def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
-    """Return the seconds for which requests are retried: the setting; without it, a default, longer for jobs of slime.
+    """Return the seconds for which requests are retried: the setting if set, else a default, longer for jobs of slime.
 
     In a step of slime, an episode that gives up costs training data; a command without slime should report a wrong URL
     soon. Jobs of slime are recognized by an argument that only slime's parser has.
@@ -350,7 +351,7 @@ def tool_span(sample: object) -> ToolSpan | None:
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
-    """Open a span of slime's trace for the block; yield slime's object for it (the sample or None if this fails)."""
+    """Open a span of slime's trace for the block; yield slime's object for the span (the sample or None on failure)."""
     record: object = None
     with ExitStack() as stack:
         with _ignoring_trace_errors("begin a span"):
@@ -422,9 +423,11 @@ def _slime_trace() -> ModuleType:
 def slime_state(args: SlimeArgs, *, is_slime: bool = True) -> object:
     """Return slime's process-wide state; None if slime's rollout has not created it, or the sample is not slime's.
 
-    The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
-    may lack. The only exception: a state class that lacks `_instances` is called, which may create the state.
     In an episode worker, return the copy of the driver's state.
+
+    This function does not create the state, since that loads a tokenizer and needs args that a caller outside of
+    slime's rollout may lack. One exception: if the state's class lacks `_instances`, the class is called, which may
+    create the state.
     """
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state

@@ -101,7 +101,7 @@ class LeftoverRecords(NamedTuple):
 
 
 class AbortSignals(NamedTuple):
-    """Whether the rollout is being aborted: by slime alone, and by slime or the setting `should_abort`.
+    """Whether the rollout is being aborted, according to slime alone, and to slime or the setting `should_abort`.
 
     Attributes:
         slime: slime's abort flag.
@@ -118,7 +118,7 @@ class Assignment(NamedTuple):
     Attributes:
         key: Identifies the episode in one driver.
         data: A pickled `RemoteCall`.
-        buffers: Its large arrays.
+        buffers: The buffers of the call's large arrays.
         leftover: The journal records of an earlier attempt, if any.
         aborts: The abort signals that the driver had read when it assigned the episode.
     """
@@ -172,8 +172,8 @@ class WorkerInfo:
         node: Ray's id of its node.
         log: The path of its log, on that node; empty if unknown.
         folder: The folder with the journal records of its episodes, on that node.
-        versions: The versions of Python, Ray and this package there.
-        load_errors: An entry for each setting whose code can't be loaded there, or whose value can't be used.
+        versions: The versions of Python, Ray and this package on that node.
+        load_errors: An entry for each setting whose code can't be loaded on that node, or whose value can't be used.
     """
 
     pid: int
@@ -242,8 +242,8 @@ class _Outbox:
 
         Return empty lists if none arrive within `_HEARTBEAT_S` seconds, or after `send_soon` if none are waiting.
 
-        The driver asks for a batch only once it has the previous batch. Therefore each call ends the calls of `commit`
-        that wait for the previous batch.
+        The driver asks for a batch only once it has the previous batch. Therefore, the calls of `commit` that wait for
+        the previous batch return when this method is called.
         """
         for commit in self._sent_commits:
             if not commit.done():
@@ -269,7 +269,7 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _WorkerRecordSink:
-    """Writes journal records to a file, in case this process dies, and to the driver, in case the node is lost.
+    """Writes journal records to a file, in case this process dies; sends them to the driver, in case the node is lost.
 
     Implements `journal.RecordSink`. The driver keeps the records of the previous attempt until this attempt has sent
     its first record, which holds the whole episode so far.
@@ -424,7 +424,7 @@ class EpisodeWorker:
         return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
     async def take_leftover_records(self, folder: str) -> dict[int, Sequence[bytes]]:
-        """Return the journal records, by episode, that a dead process left in a folder here, and remove the folder."""
+        """Return the journal records, by episode, that a dead process left in a local folder, and remove the folder."""
         leftover = await asyncio.to_thread(take_leftover_records, Path(folder))
         return {int(key): records for key, records in leftover.items()}
 
@@ -441,7 +441,7 @@ def _log_path() -> str:
 
 
 def _session_folder() -> Path:
-    """Return the folder of the Ray session to whose logs this process writes; else the folder for temporary files."""
+    """Return the folder of the Ray session if this process logs to one, else the folder for temporary files."""
     logs = Path(_log_path()).parent
     return logs.parent if logs.name == "logs" else Path(tempfile.gettempdir())
 
@@ -464,7 +464,7 @@ def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
 
 
 def drop_oldest_args(sent: dict[int, Any]) -> None:
-    """Keep the last `MAX_ARGS` args; worker and driver both call this, so the driver knows which args a worker has."""
+    """Drop all but the last `MAX_ARGS` args; worker and driver both do this, so the driver knows what a worker has."""
     for number in list(sent)[:-MAX_ARGS]:
         del sent[number]
 
@@ -547,7 +547,7 @@ def require_ray() -> Ray:
 def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
     """Return for each worker Ray's id of the node on which it should run, or None to let Ray choose.
 
-    Blocks for some seconds if resources are short, since Ray counts freed resources late.
+    Blocks for some seconds if resources are short, since Ray reports freed resources late.
 
     Raises:
         ConfigError: The cluster has too few free resources, or no live node with CPUs.

@@ -65,7 +65,7 @@ _RETRY_START_S: Final = 30.0  # seconds after which the next episode tries a fai
 _ABORT_POLL_S: Final = 0.02
 _MAX_DEATHS: Final = 5  # deaths of one worker within `_DEATH_WINDOW_S` that end the run
 _DEATH_WINDOW_S: Final = 60.0
-_MAX_ATTEMPTS: Final = 3  # attempts in a row at an episode whose workers die before it makes progress
+_MAX_ATTEMPTS: Final = 3  # attempts in a row at an episode whose workers die before they leave a journal record
 _MAX_CAUSE_CHARS: Final = 200
 _READ_RECORDS_TIMEOUT_S: Final = 60.0
 _NODE_POLL_S: Final = 5.0
@@ -111,7 +111,8 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
         await admit_to_loop()  # results arrive in batches: fill one sample in each pass of the event loop
         return _fill_samples(job, result)
     except WorkersLostError as e:
-        failed_groups_of(call.args).error = e  # for `raise_on_failed_groups`, as slime's fully-async rollout loses it
+        # slime's fully-async rollout loses the exception, so `raise_on_failed_groups` raises it again
+        failed_groups_of(call.args).error = e
         raise
     finally:
         if job.journal is not None:
@@ -155,18 +156,18 @@ class _EpisodeJob:
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Future of the worker's result, or of None if the episode was aborted while it waited without journal
-            records. Before `WorkerPool.play`, there is no future (None).
-        worker: The worker that plays it; None while it waits.
-        waits_or_plays_since: Time of `time.monotonic` since which it has waited for a worker or, once assigned, been
-            played.
+        done: Future of the worker's result; the result is None if the episode was aborted while it waited for a worker
+            and had no journal records. Before `WorkerPool.play`, `done` itself is None.
+        worker: The worker that plays the episode; None while it waits.
+        waits_or_plays_since: The time, by `time.monotonic`, at which the episode began to wait for a worker or, once
+            assigned, to be played.
         records: The journal records of the last attempt that left any.
         new_records: The journal records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
         is_latest: As in `journal.RecordSink`.
         sent_aborts: The abort signals that its worker has got, or will get with the assignment.
-        attempts: Attempts in a row without progress.
-        queue_s: Seconds that it has waited for workers.
+        attempts: Attempts in a row that left no journal record.
+        queue_s: Seconds that the episode has waited for workers.
     """
 
     call: GenerateCall
@@ -250,7 +251,7 @@ class _EpisodeJob:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A worker of the pool; when its actor dies, the worker gets a new one.
+    """A worker of the pool; when its actor dies, the worker gets a new actor.
 
     Attributes:
         node: Ray's id of the node on which it should run; None to let Ray choose.
@@ -258,8 +259,8 @@ class _Worker:
         info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
         assignments: For the next call of `EpisodeWorker.assign`, which also sends `notices` and `cancelled`.
-        args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, in the order in which they were sent; a
-            dict for its order.
+        args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, as keys of a dict, in the order in which
+            they were sent.
         deaths: The times of the last deaths, by `time.monotonic`.
         busy: The CPU cores that it used lately, on average.
         episode_s: The smoothed duration of an episode, in seconds; 0 until one has ended.
@@ -291,12 +292,12 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def expected_load_s(self) -> float:
-        """Return the estimated seconds of work with one more episode; until one has ended here, each counts as 1 s."""
+        """Return the estimated seconds of work with one more episode; each counts as 1 s until one has ended here."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
 class WorkerPool:
-    """The workers of one value of the setting `episode_workers`; coroutines run in the pool's own thread."""
+    """The workers for one value of the setting `episode_workers`; coroutines run in the pool's own thread."""
 
     def __init__(self, setting: EpisodeWorkers) -> None:
         self._setting = setting
@@ -312,7 +313,7 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: asyncio.Task[None] | None = None
         self.failed_at: float | None = None  # time of a failed start, by `time.monotonic`
-        self._error: RolloutError | None = None  # fails all episodes from now on
+        self._error: RolloutError | None = None  # if set, all later episodes fail with it
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
         self._thread.start()
@@ -555,7 +556,7 @@ class WorkerPool:
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_leftover_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Let a worker on the same node read a dead worker's journal records, the last of which the driver may lack.
+        """Let `worker` read the journal records of a dead worker on its node; the driver may lack the last records.
 
         Returns:
             The journal records by episode; None if they can't be read.
@@ -569,7 +570,7 @@ class WorkerPool:
             return None
 
     def _fail_all(self, error: RolloutError) -> None:
-        """End all workers, and fail their episodes, the waiting episodes and all later ones with this error."""
+        """End all workers, and fail all running, waiting and later episodes with `error`."""
         self._error = error
         logger.error("event=episode_workers_lost error=%s", error)
         for jobs in self._jobs.values():
@@ -689,7 +690,7 @@ class WorkerPool:
 
 
 def _read_aborts(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
-    """Return the abort signals of jobs with one abort key, which share them; no abort if `should_abort` raises."""
+    """Return the abort signals, which all jobs with the same abort key share; no abort if `should_abort` raises."""
     try:
         return next(iter(jobs.values())).read_aborts()
     except Exception:  # a user's should_abort may raise anything
@@ -715,7 +716,7 @@ def _get_pool(setting: EpisodeWorkers) -> WorkerPool:
 def pool_metrics() -> dict[str, float]:
     """Return the metrics of all workers of this process; see `WorkerPool.metrics`.
 
-    Workers of different pools with the same number are added up.
+    If workers of different pools have the same number, their metrics are added up.
     """
     total: defaultdict[str, float] = defaultdict(float)
     for pool in list(_POOLS.values()):

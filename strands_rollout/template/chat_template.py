@@ -1,9 +1,11 @@
 """Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
 Only new messages are rendered: the first prompt, and later the text after the last sampled token, through the next
-generation prompt. Most templates insert tool results unchanged. `ChatTemplate` tests this with texts that a template
-might treat specially. If the template passes, tool results are encoded without rendering them: a `TurnShape` has the
-constant ids and the texts around each result. A `ChatTemplate` probes its template when it is made (see `probe`).
+generation prompt. A `ChatTemplate` probes its template when it is made (see `probe`).
+
+Most templates insert tool results unchanged. `ChatTemplate` tests this with texts that templates might treat specially.
+If the template passes the test, tool results are encoded but not rendered: a `TurnShape` has the constant ids and the
+texts around each result.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
-# by tokenizer, then by template and its arguments, since each sample builds a ChatTemplate on the event loop
+# by tokenizer, then by template and its arguments. Each sample builds a ChatTemplate, on the event loop, so building
+# one must be fast
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
 # limits of the caches: number of prompts (the samples of a group share one), tokens of a cached prompt, number of turn
 # shapes, and number of a tokenizer's `_SharedState`s
@@ -53,10 +56,10 @@ _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
 ]
 _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
-# a template with more string literals is rendered each time: testing it would take longer than it saves
+# a template with more string literals is not tested, but always rendered: the test would take too long
 _MAX_LITERALS: Final = 16
 _PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
-# tokens before or after a string literal that a template compares with, assigns, or passes to a function
+# Jinja's tokens before or after a string literal that is compared, assigned or passed to a function
 _TOKENS_BEFORE_LITERAL: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
 _TOKENS_AFTER_LITERAL: Final = ("in", "not", "==", "!=", ":")
 _MAX_TRIED_CHARS: Final = 10_000
@@ -101,8 +104,8 @@ class ChatTemplate:
         end_ids: Both end tokens.
         opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         example_call: An example of a call as the template writes it.
-        processor: Converts images to tokens: the model's Hugging Face processor, or its folder or hub id, which is
-            loaded for the first image; None to refuse images.
+        processor: The model's Hugging Face processor, which converts images to tokens; or its folder or hub id, to load
+            it for the first image; None to refuse images.
     """
 
     processor: Any = None
@@ -116,8 +119,8 @@ class ChatTemplate:
 
         Raises:
             TemplateError: The tokenizer is not a fast tokenizer, has no template, or does not keep control tokens and
-                text apart; or the template fails or is not append-only, even without tools and system messages. If
-                tokens differ, the message names the first that does.
+                text apart; or the template, even without tools and system messages, fails or is not append-only. If
+                tokens differ, the message names the first differing token.
         """
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
@@ -159,7 +162,7 @@ class ChatTemplate:
         """Return the ids of a whole conversation and of the generation prompt after it.
 
         The ids equal those of `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, except that text of
-        messages and tools never becomes a control token, other than reasoning tags in an assistant's content.
+        messages and tools never becomes a control token, unless it is a reasoning tag in an assistant's content.
 
         Raises:
             TemplateError: The template refuses the messages, or can't be used with tools or with a system message.
@@ -225,7 +228,7 @@ class ChatTemplate:
             key: object = rendered
         else:
             key = (shape, results := [message["content"] for message in messages])
-        last = self._last  # a turn is first measured and then sent: the second call reuses the ids
+        last = self._last  # callers first count the tokens of a turn and then send them: the second call reuses them
         if last[0] != key:
             encoder = self.encoder
             ids = encoder.encode_rendered(rendered) if shape is None else shape.ids(results, encoder.encode_plain)
@@ -233,7 +236,7 @@ class ChatTemplate:
         return last[1][1:] if last_id == last[1][0] else list(last[1])
 
     def looks_rendered(self, text: str) -> bool:
-        """Return whether a text looks like a prompt that this template rendered: same opening, and a closed turn."""
+        """Return whether a text looks as if this template rendered it: it has the same opening, and a turn's end."""
         opening = self._shared.opening
         return opening is not None and text.lstrip().startswith(opening) and self._shared.probed.ends.answer in text
 
@@ -247,7 +250,7 @@ class ChatTemplate:
     def write_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> tuple[str, int]:
         """Write a policy's turn as the template would; return the text without the end token, and that token's id.
 
-        Reasoning that the generation prompt has opened is closed first, unless the text closes it.
+        If the generation prompt opens reasoning and the text does not close it, the turn begins with its closing tag.
 
         Args:
             text: The turn's text.
@@ -282,8 +285,8 @@ class ChatTemplate:
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
         """Return the shape of a turn with these messages; None if the turn must be rendered.
 
-        It must be rendered if a message is not a tool result, has an image or is longer than the tested texts, or if
-        the template has no shape.
+        It must be rendered if a message is not a tool result, has an image, or is longer than the tested texts, or if
+        the template has no shape for such turns.
         """
         for message in messages:
             content = message["content"]
@@ -314,8 +317,8 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[s
     """Make a renderer of a tokenizer's template, without probing it.
 
     Raises:
-        TemplateError: The tokenizer has no chat template, is not a fast tokenizer, is only given by its name, or
-            encodes ordinary text to control tokens.
+        TemplateError: `tokenizer` is a name, has no chat template, is not a fast tokenizer, or encodes ordinary text to
+            control tokens.
     """
     if isinstance(tokenizer, str):
         expected = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
@@ -337,7 +340,8 @@ class TurnShape:
     """A turn of a fixed number of tool results, in which only the results' texts vary.
 
     Attributes:
-        parts: Pairs of constant ids and the text after them; an int in the text is the index of a result.
+        parts: Pairs of constant ids and the text after them, as strings and ints: an int is the index of the result to
+            insert.
         end: Constant ids after the last text.
     """
 
@@ -362,7 +366,7 @@ def find_turn_shape(
         render: Renders new messages, from the end of the assistant's turn through the next generation prompt.
         count: Number of tool results.
         encoder: The tokenizer's encoder.
-        texts: Tested as results, and as names and ids of calls.
+        texts: Texts to try as results, and as names and ids of calls.
 
     Returns:
         The shape; None if the template changes or refuses results, if the text around the results depends on them, or
@@ -408,7 +412,7 @@ def _build_shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 
 def _tool_messages(results: Sequence[str], number: int) -> list[ChatMessage]:
-    """Make messages whose names and ids differ between trials, so that a template that shows them has no shape."""
+    """Make messages with other names and ids in each trial, so that a template that shows these gets no shape."""
     ids = [f"{result or 'call'}_{number}_{index}" for index, result in enumerate(results)]
     return [
         {"role": "tool", "name": result or f"tool{number}", "tool_call_id": call_id, "content": result}
@@ -417,7 +421,7 @@ def _tool_messages(results: Sequence[str], number: int) -> list[ChatMessage]:
 
 
 def _batches(texts: Sequence[str], count: int) -> Iterator[list[str]]:
-    """Yield the texts in batches of `count`; with several results per batch, each text occurs twice in a row."""
+    """Yield the texts in batches of `count`; if `count` is above 1, each text occurs twice in a row."""
     in_turn = iter([text for text in texts for _ in range(2)] if count > 1 else texts)
     while batch := list(islice(in_turn, count)):
         yield batch + [""] * (count - len(batch))
@@ -443,7 +447,7 @@ def trial_texts(source: object) -> list[str] | None:
 
 
 def _find_literals(source: str) -> list[str]:
-    """Find the string literals that a template compares with, assigns, or passes to functions."""
+    """Find the string literals that a template compares with values, assigns, or passes to functions."""
     tokens = [(kind, value) for _, kind, value in Environment(autoescape=True).lex(source) if kind != "whitespace"]
     found = {
         str(ast.literal_eval(value)): None

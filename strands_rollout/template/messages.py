@@ -2,8 +2,8 @@
 
 All content that a policy can read is kept; tool results come first in their message, in the order of their calls.
 Content with images becomes a list of parts, as templates of vision-language models expect; other content becomes a
-string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result of plain JSON values and
-the bytes of images, which every later step can copy, compare, save and show.
+string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result that later steps can
+copy, compare, save and show: it consists of plain JSON values and the bytes of images.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ def to_chat_messages(
     Args:
         messages: Strands messages (`role` user or assistant, `content` a list of blocks).
         tool_names: Tool-use id -> tool name, for calls that are not in `messages`.
-        answered: The assistant's message before `messages`, whose calls the first messages may answer.
+        answered: The assistant's message before `messages`, if the first messages may have results of its calls.
 
     Returns:
-        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. As content, a message
-        without blocks gets an empty string if it is a user's, and Strands' "[blank text]" if it is an assistant's.
+        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. If a message has no
+        blocks, its content becomes an empty string (a user's message) or Strands' "[blank text]" (an assistant's).
 
     Raises:
-        PromptError: A block can't be converted, such as a document, a video or an image of an assistant.
+        PromptError: A block can't be converted, such as a document, a video, or an image in an assistant's message.
     """
     names = dict(tool_names or {})
     unanswered = [(call_id, names.get(call_id, name)) for call_id, name in _calls(answered)] if answered else []
@@ -106,7 +106,7 @@ def _replace_all_surrogates(value: Json) -> Json:
 def clean_message(message: tuple[str, Any]) -> tuple[str, Any]:
     """Return a message's role and content, cleaned as Strands does; only an assistant's message changes.
 
-    Blank texts are replaced, or dropped beside calls; invalid tool names are replaced.
+    Blank texts are replaced or, if the message has calls, dropped; invalid tool names are replaced.
     """
     role, content = message
     if role != "assistant":
@@ -151,8 +151,8 @@ def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Ma
     """Convert a message's tool results, in the order of their calls; remove the answered calls from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
-    templates show no ids. Results with the same id keep their order. A result with an id that no call has is assigned
-    to a call without a result, if there is one, and gets that call's id.
+    templates show no ids. Results with the same id keep their order. If no call has a result's id, the result is
+    assigned to a call without a result, if there is one, and gets that call's id.
     """
     if not results:
         return []
@@ -221,7 +221,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
 
 
 def _clean_texts(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
-    """Replace or drop blank texts as Strands does before streaming, so that a model called directly reads the same."""
+    """Replace or drop blank texts as Strands does before it calls a model, for models that are called directly."""
     if not content:
         return [_BLANK]
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
@@ -271,7 +271,7 @@ def _block_text(block: Mapping[str, Any]) -> str:
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace each lone surrogate, which no tokenizer accepts, by a question mark."""
+    """Replace each lone surrogate by a question mark, since no tokenizer accepts lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -284,8 +284,8 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
     unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too, as
-    does a block of an unknown kind. A value that can't be shown to the policy (it can't be converted, or has a
-    document, a video or an image without its bytes as a block) becomes an error result with the reason.
+    does a block of an unknown kind. If a value can't be shown to the policy, the result is an error with the reason:
+    the value can't be converted, or it has a block with a document, a video, or an image without bytes.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text
@@ -372,7 +372,7 @@ def _value_text(value: object) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value consists of the types of Python's JSON decoder, within the limits of `json_text`."""
+    """Return whether a value has only types that `json.loads` returns, and is within the limits of `json_text`."""
     level: list[Any] = [value]
     count = 0
     for _ in range(_MAX_DEPTH + 1):
@@ -401,7 +401,7 @@ class _Converter:
         self._left = _MAX_VALUES
 
     def convert(self, value: object, around: tuple[int, ...]) -> Json:
-        """Convert a value to plain JSON; `around` has the `id`s of the containers around it."""
+        """Convert a value to plain JSON; `around` has the `id`s of the containers that the value is in."""
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"it holds more than {_MAX_VALUES:,} values")

@@ -4,7 +4,7 @@ Prompts that grow turn by turn are compared with whole prompts, token by token. 
 outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
 inside these turns is sampled by the policy, so the template's version of it is not used. Differences there are
 accepted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
-assistant's header. `turn_notes` describes some of them for the log.
+assistant's header. `turn_notes` describes some of these differences for the log.
 """
 
 import re
@@ -72,7 +72,7 @@ def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
 
 
 def mark(index: int, call_id: str | None = None) -> str:
-    """Return the text that marks a turn's text or, with `call_id`, the arguments of this call."""
+    """Return the text that marks a turn's text or, if `call_id` is given, the arguments of that call."""
     return f"probed-answer-{index}-end" if call_id is None else f"probed-argument-{index}-{call_id}-end"
 
 
@@ -97,7 +97,7 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
     return min(spans)[0], max(begin + len(part) for begin, part in spans)
 
 
-# probed conversations, each as the messages before each answer of the assistant
+# probed conversations: for each answer of the assistant, the new messages before it
 USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])
 TOOL_TURNS: Final = ([user("first")], [tool("call00001", "one")], [tool("call00002", "2")])
 PARALLEL_TURNS: Final = (
@@ -125,13 +125,13 @@ def check_append_only(
     tools: Tools = (),
     with_system: bool = False,
 ) -> None:
-    """Check that prompts which grow turn by turn equal the whole conversation as rendered, outside assistant turns.
+    """Check that prompts that grow turn by turn equal a whole rendered conversation, except in assistant turns.
 
     Args:
         template: Renders whole conversations.
         turns: Renders new messages.
         kind: Name of the conversation for errors.
-        conversation: The messages before each answer of the assistant.
+        conversation: For each answer of the assistant, the new messages before it.
         tools: The tools' specifications.
         with_system: Begin with a system message.
 
@@ -168,7 +168,7 @@ def check_append_only(
 
 
 def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
-    """Check that the encoder encodes a rendered prompt like the tokenizer itself.
+    """Check that the encoder encodes a rendered prompt to the same ids as the tokenizer itself.
 
     Raises:
         TemplateDifferenceError: The ids differ.
@@ -189,7 +189,7 @@ def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
 
 
 def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[int], reason: str) -> None:
-    """Raise a TemplateDifferenceError that names the first differing token if the ids differ."""
+    """If the ids differ, raise a TemplateDifferenceError that names the first differing token."""
     if list(got) == list(expected):
         return
     index = shared_length(got, expected)
@@ -203,9 +203,9 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 
 
 def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
-    """Return whether a turn's later rendering lacks only the text with which the generation prompt opens the turn.
+    """Return whether `later` lacks only text of `grown` with which the generation prompt opens a turn.
 
-    That text begins with a tag after the turn's header, if there is a header.
+    That text follows the turn's header, if there is a header, and begins with a tag.
 
     Args:
         template: Renders whole conversations.
@@ -230,7 +230,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
 
 
 def _find_departure(prompt: str, turn: str) -> int:
-    """Return the index at which a turn departs from a prompt, or the start of the tag that contains the index."""
+    """Return the first index at which `turn` differs from `prompt`; if it is within a tag, the tag's start."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -249,7 +249,7 @@ class CallTurn(NamedTuple):
     name: str
     arguments: Mapping[str, Any]
     shown: str = ""
-    """Hints at the format if the template can't write calls: a prompt with a tool, and all control tokens."""
+    """Text that hints at the format if the template can't write calls: a prompt with a tool, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +282,9 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     """Probe a template; faults that occur only with tools or a system message are returned, not raised.
 
     Raises:
-        TemplateError: The template fails or is not append-only without tools and system messages, or the tokenizer
-            encodes a prompt in another way than `TokenEncoder`; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: Even without tools and system messages, the template fails or is not append-only; or the
+            tokenizer encodes a prompt to other ids than `TokenEncoder`. It is a `TemplateDifferenceError` if tokens
+            differ.
     """
     end_of_turn = find_end_of_turn(template)
     tools_error = next((fault for _, fault in tool_faults(template) if fault), None)
@@ -339,7 +340,7 @@ def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
 
 
 def _is_open(prompt: str, tag: str) -> bool:
-    """Return whether the last of a prompt's tags with the same name as this tag is an opening tag."""
+    """Return whether the prompt's last tag with the name of `tag` is an opening tag."""
     words = _SIDES.sub("", tag.casefold())
     tags = [one for one in _TAG.findall(prompt) if _SIDES.sub("", one.casefold()) == words]
     return bool(tags) and not _CLOSING.match(tags[-1])
@@ -357,7 +358,7 @@ def find_example_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
 
 
 def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write a turn of only these calls (names and arguments), without its end; "" if the template can't do so."""
+    """Write a turn that has only these calls (names and arguments), without its end; "" if the template can't."""
     question = "probed-question"
     # Kimi's templates write a call's name only as part of its id; others require 9 letters and digits
     for form in ("functions.{name}:{index}", "call{index:05}"):
@@ -384,7 +385,7 @@ def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tupl
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
-    """Yield each requirement of tools with the reason why the template fails it, or None.
+    """Yield each requirement for tools, with the reason why the template does not meet it; None if it does.
 
     If the template raises an error, only the first requirement is yielded.
     """
@@ -400,7 +401,7 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 
 
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
-    """Yield each topic with a note on how a template changes the assistant's turns, or None without a change.
+    """Yield each topic, with a note on how the template changes the assistant's turns; None if it does not.
 
     Sampled turns are not affected.
     """
@@ -431,7 +432,7 @@ def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools:
     for conversation, tools in [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]:
         try:
             template.render([{"role": "system", "content": "x"}, *conversation[0]], tools)
-        except TemplateError:  # a template without a system role raises its own error when it is used
+        except TemplateError:  # the template refuses system messages itself, with its own error
             return None
         fault = _append_only_fault(template, turns, "system messages", conversation, tools, with_system=True)
         if fault is not None:
@@ -478,15 +479,15 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
 
 
 def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
-    """Find the tokens that end turns, for a template that renders tools and results.
+    """Find the tokens that end turns in a template that renders tools and results.
 
     Args:
         template: Renders whole conversations.
         end_of_turn: The token that ends a turn without calls.
 
     Raises:
-        TemplateError: A turn with calls does not end with a control token, a part of it is rendered several times or
-            none of it is, or results can be rendered neither together nor one by one.
+        TemplateError: A turn with calls does not end with a control token, is not rendered, or has a part that is
+            rendered several times; or results can be rendered neither together nor one by one.
     """
     turn = [user("question"), assistant(0, _CALL)]
     followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
@@ -515,12 +516,12 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
 def _own_control_tokens(
     template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
-    """Return the control tokens after the last mark that belong to a conversation's last turn, not to what follows it.
+    """Return those control tokens after the last mark that belong to a conversation's last turn, not to what follows.
 
     Args:
         template: Renders whole conversations.
         messages: The conversation.
-        followed: The text after the mark if further messages follow.
+        followed: The text after the last mark in a rendering with further messages.
         call_ids: Ids of the turn's calls.
     """
     alone = template.render(messages, TOOLS if call_ids else (), generation_prompt=False)
@@ -532,7 +533,7 @@ def _own_control_tokens(
 
 
 def _closes_turns(template: TemplateRenderer) -> bool:
-    """Return whether turns end with control tokens of their own; otherwise the next part's opening ends them."""
+    """Return whether turns end with control tokens of their own, not with the token that opens the next part."""
     turn = [user("question"), assistant(0)]
     prompted, alone = (template.render(turn, generation_prompt=is_prompted) for is_prompted in (True, False))
     # equal if a template always adds a generation prompt
@@ -547,9 +548,8 @@ def _control_tokens(template: TemplateRenderer, text: str) -> list[str]:
 def _shows_parallel_results(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
     """Return whether the results of several calls in a turn are rendered, each with its own tool's name.
 
-    A template that renders no names passes without them.
-
-    `between` is the text between a call and its result; it contains the tool's name if names are rendered.
+    `between` is the text between a call and its result. If it lacks the tool's name, the template renders no names, and
+    only the results are checked.
     """
     calls = (_CALL, _OTHER_CALL)
     results = [tool(_CALL, _RESULT), tool(_OTHER_CALL, f"other-{_RESULT}")]

@@ -1,9 +1,9 @@
 """Render messages with a tokenizer's chat template, with control tokens escaped in the messages' own text.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text from the end of the policy's turn
-through the next generation prompt. New messages are rendered after a short conversation whose last turn replaces the
-policy's: it has the same number of calls, with the same names and ids, and placeholder text. The template thus never
-rewrites the policy's turns, which stay as they were sampled.
+through the next generation prompt. It renders new messages after a short conversation, in which a placeholder replaces
+the policy's turn: it has as many calls, with the same names and ids, but other text. Thus the template never rewrites
+the policy's turns, which stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHIPPED_TEMPLATES: Final = {
     "deepseek_v3_1_tools": ("tool▁sep",),
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
-"""Name of a template in this folder -> texts that occur in the templates that it can replace."""
+"""Name of a template in this folder -> texts that a template has if the one in this folder can replace it."""
 _SANDBOX_ADVICE: Final = (
     " transformers forbids templates to change a list or mapping: use the model's own template instead"
 )
@@ -48,8 +48,8 @@ class TemplateRenderer:
 
     Attributes:
         encoder: The tokenizer's encoder, which escapes texts and encodes rendered texts.
-        source: The template, unaffected by later changes of the tokenizer: a text, or templates by name. The argument
-            `chat_template` may be the name of a template of this package.
+        source: The template, unaffected by later changes of the tokenizer: a text, or a mapping of names to templates.
+            The argument `chat_template` may be the name of a template of this package.
         kwargs: Arguments for each rendering.
     """
 
@@ -73,8 +73,8 @@ class TemplateRenderer:
         Args:
             messages: At least one message.
             tools: The tools' specifications.
-            escaped: Escape the texts of messages and tools, so that the template sees no control token in them, other
-                than reasoning tags in an assistant's content.
+            escaped: Escape the texts of messages and tools, so that the template sees no control tokens in them except
+                reasoning tags in an assistant's content.
             generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:
@@ -97,9 +97,9 @@ class TemplateRenderer:
         rendered = self._apply(*self._escape(messages, tools, words), generation_prompt=generation_prompt)
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
-        # a template that writes a tag around a name, as in "<" + name + ">", turns the name "think" into a token. An
-        # escape before such a name prevents that. The escape is not used if it changes the rendered text, as it does in
-        # a template that compares the name with something
+        # if a template puts a name into a tag, as in "<" + name + ">", the name "think" becomes a token. An escape
+        # before the name prevents that. The escape is not used if it changes the rendered text, as it would if
+        # the template compares the name with a constant
         try:
             separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
@@ -124,7 +124,7 @@ class TemplateRenderer:
         except TemplateError:
             if tools:
                 raise
-            with contextlib.suppress(TemplateError):  # some templates need a list even without tools
+            with contextlib.suppress(TemplateError):  # some templates need a list even if there are no tools
                 return self._apply_once(messages, generation_prompt=generation_prompt, tools=[])
             raise
 
@@ -148,8 +148,8 @@ class TemplateRenderer:
         Args:
             messages: Messages to escape.
             tools: Tools to escape.
-            words: Receives the texts that are the word of a control token, such as "think". None puts an escape before
-                these texts instead.
+            words: Receives the texts that are the word of a control token, such as "think". If None, an escape is put
+                before each of these texts instead.
         """
 
         def escape(value: object) -> Json:
@@ -192,9 +192,9 @@ class TemplateRenderer:
         return escape(text)
 
     def _are_reasoning_tags(self, opening: str, closing: str) -> bool:
-        """Return whether these tags enclose reasoning: by their name, or because the template handles them.
+        """Return whether these tags enclose reasoning, as their name or the template's treatment of them shows.
 
-        `opening` is "" to ask about the closing tag alone; the generation prompt may contain the opening tag.
+        If `opening` is "", the closing tag is tested alone, since the generation prompt may contain the opening tag.
         """
         if opening and "think" in closing.casefold():
             return True
@@ -217,7 +217,7 @@ def _read_shipped(name: str) -> str:
 
 
 def template_advice(source: object = "") -> str:
-    """Return the advice to use another template, by name if one of this package's templates replaces `source`."""
+    """Return the advice to use another template; name this package's template that can replace `source`, if any."""
     fits = (name for name, parts in SHIPPED_TEMPLATES.items() if all(part in str(source) for part in parts))
     name = next(fits, None)
     value = "...}" if name is None else f'"{name}"}}, which this package has'
@@ -296,7 +296,7 @@ class TurnRenderer:
         mark = _MARK
         while mark in str(tools) or mark in str(messages):
             mark += "-"  # untrusted text may contain the mark
-        # the placeholder for the policy's turn has the calls that are answered; its last mark is close to its end
+        # the placeholder for the policy's turn has the answered calls; the end of the turn follows its last mark
         calls = [
             {
                 "type": "function",

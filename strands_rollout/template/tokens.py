@@ -1,16 +1,16 @@
 """Encode and decode text, with control tokens from trusted text only; truncate texts; measure drift.
 
-Untrusted text is escaped before a template sees it. After rendering, it is unescaped, and encoded by a copy of the
-tokenizer that has no added tokens.
+Untrusted text is escaped before a template sees it. After rendering, the text is unescaped, and encoded by a copy of
+the tokenizer that has no added tokens.
 
-Drift is the number of sampled tokens that would differ if each turn were decoded and its text encoded again. A turn is
-measured alone, including control tokens: a sampled control token encodes to itself, and ordinary tokens that spell a
-control token count as drift, since they would be encoded to that token.
+Drift is the number of sampled tokens that would differ if each turn were decoded and its text encoded again. Each turn
+is measured separately, including control tokens: a sampled control token encodes to itself, and ordinary tokens that
+spell a control token count as drift, since they would be encoded to that token.
 
 A sampled token counts as equal if the encoding of the turn's text has the same token at the same position in the text,
-or if both sequences end with the same tokens from there on. Positions are counted in characters (and bytes of an
-incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text itself (Unicode normalization), a
-new token's position is that of its source text. The time is linear in the number of tokens.
+or if both token sequences are the same from this token to their ends. Positions are counted in characters (and bytes of
+an incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text (Unicode normalization), a
+re-encoded token has the position of its source text. The time is linear in the number of tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 LONG_TEXT_CHARS: Final = 10_000
-"""Length from which texts are encoded in a thread; encoding this length takes 3 ms, or 8 ms for digits."""
-# An escaped text is a mark and a number. A mark's first character occurs nowhere else in mark or number, so that no
-# mark begins inside another. Decimal digits survive what templates do with texts (JSON, Python's repr, upper case,
-# stripping); private-use characters replace them for tokenizers with control tokens that begin or end with a digit.
+"""Texts of at least this length are encoded in a thread; encoding this many characters takes 3 ms (digits: 8 ms)."""
+# An escaped text is a mark and a number. The mark's first character occurs nowhere else in the mark or the number, so
+# that no mark begins inside another. Decimal digits survive what templates do with texts (JSON, Python's repr, upper
+# case, stripping). If a control token begins or ends with a digit, private-use characters replace the digits.
 _ALPHABETS: Final = ("012345678", "".join(map(chr, range(0xF0000, 0xF0009))))
 _MARK: Final = "8314057264113702"
 _SMALLEST_MARKED: Final = 10 ** len(_MARK)  # a smaller number is too short for a mark and a digit after it
@@ -50,7 +50,7 @@ _BYTE_OF: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + at): byte for at, byte in enumerate(_OTHER_BYTES)
 }
 _CHARS_PER_TOKEN: Final = 16
-# a truncated text may have more tokens at its end than the whole text has there
+# a part of a text may have more tokens at its end than the whole text has there
 _SPARE_TOKENS: Final = 64
 
 
@@ -84,7 +84,7 @@ class TokenEncoder:
         self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         if (
             getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first"
-        ):  # texts between control tokens are never first
+        ):  # the tokenizer does not treat a text after a control token as the first
             self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
                 backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
             )
@@ -111,7 +111,7 @@ class TokenEncoder:
 
         Different texts have different escaped forms. An empty escape is put next to a text that could begin or end a
         control token, so that neither the template's own text nor another text can complete the token. Tokens that
-        begin or end with a letter, a digit or a space are excepted, since ordinary texts do so, too.
+        begin or end with a letter, a digit or a space are excepted, since ordinary texts begin or end so, too.
 
         Args:
             text: Untrusted text.
@@ -138,7 +138,7 @@ class TokenEncoder:
             return number
 
     def tokens_of_word(self, text: str) -> Collection[str]:
-        """Return the control tokens that a word becomes with signs around it, such as "</think>" for "think"."""
+        """Return the control tokens that consist of a word and signs around it, such as "</think>" for "think"."""
         if len(text) > _LONGEST_WORD or text in self._codes:  # too long for a word, or hidden by `escape` anyway
             return ()
         word = (text if text.isalnum() else _NON_WORD_CHARS.sub("", text)).casefold()
@@ -183,7 +183,7 @@ class TokenEncoder:
         return _encode(self._backend, text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Encode text to ordinary tokens, even texts of control tokens; a lone surrogate becomes "?"."""
+        """Encode text to ordinary tokens, even the text of a control token; a lone surrogate becomes "?"."""
         if not text:
             return []
         try:
@@ -287,7 +287,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a byte-level vocabulary's token; its text as UTF-8 if one character stands for no byte."""
+    """Return the bytes of a byte-level token; if one of its characters stands for no byte, its text as UTF-8."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -303,9 +303,9 @@ def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def clearly_exceed(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:
-    """Return whether texts certainly have more than `max_tokens` tokens together, from parts of them if these suffice.
+    """Return True if texts certainly have more than `max_tokens` tokens in total; encode no more of them than needed.
 
-    The length in characters is not sufficient: a run of spaces or of one letter may have tokens of over 100 characters.
+    The length in characters is not enough: in a run of spaces or of one letter, a token can have over 100 characters.
     """
     if sum(map(len, texts)) <= 2 * max_tokens * _CHARS_PER_TOKEN:
         return False
@@ -321,8 +321,9 @@ def clearly_exceed(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder)
 def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
     """Truncate a text to about `max_tokens` tokens: its head and tail, half each, with a marker between them.
 
-    A text with at most `max_tokens` tokens is returned unchanged. The result may exceed `max_tokens` by a few tokens
-    at the joints; measure it if that matters. It is empty if the marker alone has more than `max_tokens` tokens.
+    A text with at most `max_tokens` tokens is returned unchanged. The result may exceed `max_tokens` by a few tokens,
+    which arise next to the marker; count them if that matters. If the marker alone has more than `max_tokens` tokens,
+    the result is empty.
     """
     head, is_whole = _ids_at_end(text, max_tokens, encoder)
     if is_whole:
@@ -332,7 +333,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode a text's head (or tail) of over `count` tokens; return the ids, and True if they encode the whole text."""
+    """Encode a text's head (or tail) to more than `count` ids; return them, and True if they encode the whole text."""
     length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
     while length < len(text):
         ids = encoder.encode_plain(text[-length:] if tail else text[:length])
@@ -361,8 +362,8 @@ _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 BytesOf = Callable[[int], bytes]
 """Token id -> bytes; see `token_bytes`."""
 PlacedToken = tuple[int, int, int, int]
-"""A token with its position: the numbers of characters before it, of bytes before it in an incomplete character, and of
-empty tokens directly before it; then its id."""
+"""A token with its position: number of characters before it, number of bytes before it in an incomplete character,
+number of empty tokens directly before it, and its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,8 +402,8 @@ def differing_tokens(
         before: The token before the ids; None at the beginning of a prompt.
 
     Returns:
-        The tokens and the re-encoded tokens with their positions, both without their common end; both are empty if
-        nothing differs.
+        The tokens and the re-encoded tokens with their positions, both without the end that they have in common; two
+        empty lists if nothing differs.
     """
     if reencoded is None:
         reencoded = _reencode_turn(ids, before, tokenizer, bytes_of)
@@ -463,7 +464,7 @@ def decode_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> BytesOf:
-    """Return a function from token id to bytes, exact enough for positions in the text; b"" for unknown ids."""
+    """Return a function that maps a token id to its bytes (b"" if unknown), exact enough for positions in the text."""
     has_bytes = is_byte_level(tokenizer)
 
     @functools.cache
@@ -498,7 +499,7 @@ def place_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[PlacedToken]
             empty = 0 if surface else empty + 1
             continue
         first = decoder.decode(surface[:1])
-        # a byte that does not continue the incomplete character begins a new one; U+FFFD replaces the incomplete one
+        # a byte that does not continue an incomplete character begins a new one; the incomplete one becomes U+FFFD
         breaks = pending and (len(first) == 2 or (first and decoder.getstate()[0]))
         yield (characters + 1, 0, 0, token_id) if breaks else (characters, pending, empty, token_id)
         characters += len(first) + len(decoder.decode(surface[1:]))
@@ -508,7 +509,7 @@ def place_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[PlacedToken]
 
 @functools.lru_cache(maxsize=2**18)
 def _whole_characters(surface: bytes) -> int | None:
-    """Count the characters of these bytes; return None if they are not valid UTF-8, as with an incomplete character."""
+    """Return the number of characters of `surface`; None if it is not valid UTF-8 (a character may be incomplete)."""
     try:
         return len(surface.decode())
     except UnicodeDecodeError:

@@ -97,8 +97,8 @@ def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
 
     Args:
         name: Registered name; see `parser_names`.
-        new_id: Returns the id of a new call, which must be unique in an episode. Random by default; use a counter for
-            transcripts that must be the same in every run.
+        new_id: Returns the id of a new call, which must be unique in an episode. The default ids are random; use a
+            counter if transcripts must be the same in every run.
 
     Raises:
         ConfigError: No parser has that name.
@@ -114,7 +114,7 @@ def register_parser(name: str, factory: ParserFactory) -> None:
     """Register a format by name.
 
     Args:
-        name: For `get_parser` and the setting `tool_parser`.
+        name: Name by which `get_parser` and the setting `tool_parser` select the format.
         factory: Makes a parser, given a function that returns the id of a new call.
 
     Raises:
@@ -136,7 +136,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
     """Detect the format in which a template writes calls.
 
     Args:
-        turn: An assistant's turn with one call, as the chat template writes it; "" if it can't write calls.
+        turn: An assistant's turn with one call, as the chat template writes it; "" if the template can't write calls.
         name: The called tool.
         arguments: The call's arguments; all are strings.
         shown: If the template can't write calls, text that may show the format: a prompt with a tool, and all control
@@ -146,8 +146,8 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
         The name of the format.
 
     Raises:
-        ConfigError: No known format fits the turn (or, without a turn, `shown`), or several do; the message names the
-            choices.
+        ConfigError: No known format fits the turn (or `shown`, if the turn is empty), or several formats fit; the
+            message names the choices.
     """
     fitting = [
         known
@@ -167,7 +167,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
 
 def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
     """Return a parser that knows the schemas of `specs` if the format needs them, else the same parser."""
-    # `isinstance` alone would inspect the protocol each time
+    # `hasattr` first, since `isinstance` with a protocol is slow
     if not hasattr(parser, "for_tools") or not isinstance(parser, UntypedParser):
         return parser
     return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

@@ -7,7 +7,7 @@ examples/tool_chat_template_qwen3coder.jinja), and the parsers of SGLang and vLL
 function_call/qwen3_coder_detector.py).
 
 GLM-4.5, 4.6 and 4.7: `<tool_call>x<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`. A string is the
-text itself; other values are JSON. A value of unknown type is JSON if it is valid JSON, as the template writes it.
+text itself; other values are JSON. A value of unknown type is read as JSON if it is valid JSON, else as a string.
 Sources: the models' chat templates (as in ggml-org/llama.cpp, models/templates/GLM-4.6.jinja), and the parsers of
 SGLang and vLLM (sgl-project/sglang, function_call/glm4_moe_detector.py, glm47_moe_detector.py).
 
@@ -18,9 +18,9 @@ MiniMax-M2: `<minimax:tool_call><invoke name="x"><parameter name="key">value</pa
 whose outer tags may enclose several calls. A value of unknown type is a string. Sources: the model's chat template (as
 in ggml-org/llama.cpp, models/templates/MiniMax-M2.jinja) and sgl-project/sglang, function_call/minimax_m2.py.
 
-Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>`, and GLM's keys and values, whose tags
-have the same suffix. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py,
-which also accepts the tags of an earlier tokenizer, without that suffix.
+Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>`, then keys and values as in GLM's
+format, but with the suffix `:opensource` in their tags. Sources: tencent/Hy3's chat template and sgl-project/sglang,
+function_call/hunyuan_detector.py; SGLang also accepts tags without the suffix, from an earlier tokenizer.
 
 Muse Glimmer: a turn consists of messages with recipients, as in harmony: reasoning to `self`, text to `user`, calls to
 a tool. After the prompt's `<|start|>assistant`: ` to=self<|message|>...<|eom|>`, then `<|start|>assistant
@@ -30,9 +30,9 @@ as `x.*`, so the model may write `x.x`, which means `x` if that is a tool. Sourc
 huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-These parsers are stricter than their sources: a value that does not have its type is a failure, no text is unescaped
-(except strings inside JSON and Python literals), and none is evaluated by Python. Schemas determine only the type of a
-whole value; the tool checks keys of nested objects, ranges and patterns.
+These parsers are stricter than their sources: a value of another type than its schema's is a failure, no text is
+unescaped (except strings inside JSON and Python literals), and Python evaluates no text. Schemas determine only a whole
+value's type; the tool checks keys of nested objects, ranges and patterns.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ _UNCLOSED_FORMAT: Final = "{value} is not closed: got {tag}"
 
 
 def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
-    """Return the JSON types that an argument may have; None if they are unknown."""
+    """Return the JSON types that the argument `key` of `tool` may have; None if they are unknown."""
     root = schemas.get(tool)
     properties = root.get("properties") if isinstance(root, Mapping) else None
     schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -149,7 +149,7 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 
 def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
-    """Return the union of the options' types; None if there are no options, or one has unknown types."""
+    """Return the union of the options' types; None if there are no options, or an option has unknown types."""
     known = [types for types in options if types is not None]
     return frozenset().union(*known) if known and len(known) == len(options) else None
 
@@ -157,8 +157,8 @@ def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
 class SchemaParser(TaggedParser):
     """Base class for formats whose values are bare text; implements `UntypedParser`.
 
-    These formats have no escapes: a value ends at the first closing tag, and a value with another tag of the format is
-    a failure, since its closing tag may be missing.
+    These formats have no escapes: a value ends at the first closing tag. If another tag of the format is in the value,
+    the call is a failure, since the value's closing tag may be missing.
     """
 
     values: ClassVar[ValueTags]
@@ -223,7 +223,7 @@ class BlockParser(SchemaParser):
 class Qwen3CoderParser(BlockParser):
     """Parses the format of Qwen3-Coder; see the module and `SchemaParser`.
 
-    A line break after a value's opening tag and one before its closing tag belong to the format, not to the value.
+    A line break after a value's opening tag, and a line break before its closing tag, are not part of the value.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|<function=|</function>")
@@ -273,7 +273,7 @@ class Qwen3CoderParser(BlockParser):
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """Parses the format of Seed-OSS; see `Qwen3CoderParser`. Line breaks between a value's tags belong to the value."""
+    """Parses the format of Seed-OSS, like `Qwen3CoderParser`, but all line breaks between tags belong to the value."""
 
     open_block: ClassVar[str] = "<seed:tool_call>"
     close_block: ClassVar[str] = "</seed:tool_call>"
@@ -330,7 +330,7 @@ Tags = tuple[str, str, str, str]
 class SchemaSectionParser(SchemaParser, SectionParser):
     """Base class for formats with bare values and several calls in a section; see `SectionParser`."""
 
-    section: ClassVar[Tags]  # opening and closing tag of the section, then of a call
+    section: ClassVar[Tags]  # the section's opening and closing tags, then a call's
     head: ClassVar[re.Pattern[str]]  # matches the text after a call's opening tag; its group is the tool's name
     head_format: ClassVar[str]  # the expected head, for a failure's reason
 
@@ -431,7 +431,7 @@ class MuseGlimmerParser(SchemaSectionParser):
         if not in_reasoning and _MUSE_MARKER.search(text) is None:
             return [Text(text)] if text.strip() else []
         found: list[Segment] = []
-        recipient: str | None = "self"  # of the current message, whose content begins at `position`
+        recipient: str | None = "self"  # the current message's; its content begins at `position`
         start = position = 0
         while in_reasoning or start < len(text):
             if not in_reasoning:
@@ -455,7 +455,7 @@ class MuseGlimmerParser(SchemaSectionParser):
         return found
 
     def _calls(self, content: str, recipient: str, message: str) -> list[Segment]:
-        """Parse the content of a message to a tool, which must consist of calls."""
+        """Parse the content of a message to a tool; the content must consist of calls."""
         source = base.JSONSource(content)
         found: list[Segment] = []
         position = base.skip_white_space(source, 0)

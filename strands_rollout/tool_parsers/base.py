@@ -1,7 +1,7 @@
 """The segments of a parsed turn, the protocols and base classes of parsers, and strict decoding of JSON.
 
-A parser never raises because of the model's text, and never repairs it: an attempted call that does not follow the
-format becomes a `ParseFailure`, whose reason the model reads. To add a format:
+Whatever the model writes, a parser neither raises an exception nor repairs the text: an attempted call that does not
+follow the format becomes a `ParseFailure`, whose reason the model reads. To add a format:
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
@@ -44,7 +44,7 @@ class JSONSource(str):
     __slots__ = ()
 
     def count(self, *_: object) -> int:
-        """Return 0; `json` counts the lines before an error by this method."""
+        """Return 0, the number of line breaks before an error, which `json` counts with this method."""
         return 0
 
     def rfind(self, *_: object) -> int:
@@ -112,7 +112,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
 
 
 def has_json_type(value: object, types: Set[str]) -> bool:
-    """Return whether a decoded value has one of these JSON types; False for strings, which formats write unquoted."""
+    """Return whether a decoded value has one of these JSON types; False for strings: formats write them unquoted."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
@@ -169,14 +169,14 @@ def random_id() -> str:
 
 @dataclass(slots=True)
 class Reasoning:
-    """Reasoning of the model, without the tags of reasoning. Calls inside it are drafts and stay text."""
+    """Reasoning of the model, without its tags. Calls inside reasoning are drafts: they remain text."""
 
     text: str
 
 
 @dataclass(slots=True)
 class Text:
-    """Text for the user: outside reasoning and calls."""
+    """Text for the user: all text outside of reasoning and calls."""
 
     text: str
 
@@ -189,8 +189,8 @@ class ToolCall:
         id: Id from the parser's id source; unique in an episode.
         name: Name of the tool, not empty. The tool may not exist.
         arguments: A JSON object: finite numbers, no lone surrogates, values at most 100 levels deep.
-        written_id: The id that the model wrote, in formats with ids; the call's result is shown with it. Not unique: a
-            model may write an id twice.
+        written_id: The id that the model wrote, if the format has ids; the call's result is shown with this id. It need
+            not be unique, since a model may write an id twice.
     """
 
     id: str
@@ -219,7 +219,7 @@ class ParseFailure:
 Segment = Reasoning | Text | ToolCall | ParseFailure
 
 ReadResult = tuple[Sequence[Segment], int]
-"""The segments that were read from a tag on, and the position after them."""
+"""The segments that begin at a tag, and the position after them."""
 
 
 class ToolParser(Protocol):
@@ -243,7 +243,7 @@ class ToolParser(Protocol):
 
 @runtime_checkable
 class UntypedParser(Protocol):
-    """An optional protocol of parsers for formats that don't mark types: the tools' schemas define them."""
+    """An optional protocol of parsers for formats that don't mark values' types: the tools' schemas define them."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
         """Return a parser of this format that knows these schemas: tool name -> JSON Schema of the tool's arguments.
@@ -258,7 +258,7 @@ class CutTurnParser(Protocol):
     """An optional protocol of parsers that can separate reasoning from text in a turn that was cut."""
 
     def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split an unfinished turn into reasoning and text; calls are text. See `ToolParser.segments`."""
+        """Split an unfinished turn into reasoning and text; calls become text. See `ToolParser.segments`."""
         ...
 
 
@@ -288,8 +288,8 @@ class BaseParser(ToolParser):
 class TaggedParser(BaseParser):
     """Base class for formats with tags around calls and reasoning: a single scan from left to right.
 
-    Outside reasoning, a tag opens reasoning or a call. Reasoning ends at its first closing tag; without a closing tag
-    it extends to the end of the text. If the closing tag has no opening tag, all text before it was reasoning.
+    Outside reasoning, a tag opens reasoning or a call. Reasoning ends at the first closing tag or, if there is none, at
+    the end of the text. If a closing tag has no opening tag, all text before the closing tag is reasoning.
     """
 
     tags: ClassVar[re.Pattern[str]]
@@ -340,7 +340,7 @@ class TaggedParser(BaseParser):
         return (self._read_first(text, tag) if is_first else None) or self._read_call(text, tag)
 
     def _read_first(self, text: JSONSource, tag: re.Match[str]) -> ReadResult | None:  # noqa: ARG002 - for subclasses
-        """Parse the segments at a tag before which there is only reasoning, if the format has a rule for that."""
+        """Parse the segments at an answer's first tag (after any reasoning), if the format has a rule for this tag."""
         return None
 
     @abstractmethod
@@ -354,7 +354,7 @@ class TaggedParser(BaseParser):
 
 
 def decode_arguments(text: JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """Decode a call's arguments, a JSON object after optional white space; return them and the position after them.
+    """Decode a call's arguments, a JSON object after optional white space; return the object and its end.
 
     Raises:
         MalformedError: There is no valid object.
@@ -379,7 +379,7 @@ def expect_tag(text: str, start: int, tag: str, name: str | None) -> int:
 
 
 def quote(text: str, position: int) -> str:
-    """Quote up to 20 characters of a text from a position on, for a failure's reason."""
+    """Quote a text from a position on, up to 20 characters, for the reason of a failure."""
     return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
 
 

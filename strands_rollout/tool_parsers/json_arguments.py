@@ -6,8 +6,8 @@ All except gpt-oss have a section of calls between two tags, with each call betw
 Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between control tokens. Sources:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
 Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, if any, is in `<think>`. The model also writes
-`x:0` and `functions.x`, which name the tool too. An id without the tool's name (`3`, `call_0a`, `functions_x_0`) is a
-failure, since the tool could only be guessed.
+`x:0` and `functions.x`, which are accepted, since they name the tool. An id without the tool's name (`3`, `call_0a`,
+`functions_x_0`) is a failure, since the tool could only be guessed.
 
 DeepSeek V3 has three published forms; all are accepted, since they can't be confused:
 - V3, R1 and V3-0324: `function<｜tool▁sep｜>x`, then the arguments as JSON in a fenced block.
@@ -19,8 +19,8 @@ DeepSeek V4: like V3.2, in a section named `｜DSML｜tool_calls`. In both, a ca
 
 Sources: the models' chat templates (as in sgl-project/sglang,
 examples/chat_template/tool_chat_template_deepseekv3.jinja, and ggml-org/llama.cpp,
-models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja), V3.2's encoding/encoding_dsv32.py, and V4's,
-as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
+models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja), V3.2's encoding/encoding_dsv32.py, and V4's
+encoder (as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py).
 
 Kimi K3: `<|open|>tools<|sep|>` with calls, whose arguments state their JSON type; values other than strings are JSON.
 Text is in a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
@@ -81,8 +81,8 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
 class KimiK2Parser(SectionParser):
     """Parses the format of Kimi K2; see the module.
 
-    The id that the model writes contains the tool's name, and the call's result is shown with this id. `ToolCall.id`
-    comes from the id source, as in all formats, since a model may write an id twice.
+    The id that the model writes contains the tool's name, and the call's result is shown with this id. As in all
+    formats, `ToolCall.id` is another id, made by `new_id`, since a model may write an id twice.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -126,7 +126,7 @@ def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
 
 
 def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
-    """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; a call without arguments may be that tag alone."""
+    """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; without arguments, this tag may be all of it."""
     head = _INVOKE.match(text, start)
     if head is None:
         raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.quote(text, start)}')
@@ -360,7 +360,7 @@ def _parse_header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header
 
 
 def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
-    """Append a message with an invalid header: a failure if it has a recipient, else reasoning; return its end."""
+    """Append a message with an invalid header, as a failure if it has a recipient, else reasoning; return its end."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)

@@ -40,7 +40,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 def _find_call_faults(
     value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
 ) -> list[str]:
-    """List the faults of a call's object; `optional` is a third key, whose value must be a string if there is one."""
+    """List the faults of a call's object; it may also have the key `optional`, with a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -84,13 +84,14 @@ _CLOSE: Final = "</tool_call>"
 class HermesParser(TaggedParser):
     """Parses the format of Hermes and Qwen; see the module.
 
-    A call's block contains a JSON object, with optional white space around it, and `</tool_call>`; tags inside the
-    object's strings are content. Any other block is a failure. It ends at the first `</tool_call>` after the JSON
-    object or, if the JSON is invalid, after the block's opening tag; if there is none, at the end of the text.
+    After the opening tag, a call's block has a JSON object, with optional white space around it, and `</tool_call>`;
+    tags inside the object's strings are content. Any other block is a failure. Such a block ends at the first
+    `</tool_call>` after the JSON object or, if the JSON is invalid, after the opening tag; if there is none, it ends at
+    the end of the text.
 
-    The time is linear in the text. A broken block is scanned again from its first `</tool_call>` on, but at each tag
-    only one block's JSON can seem to continue past the tag: a quote that opens a string for one block closes a string
-    for the next.
+    The time is linear in the text, although the text after the first `</tool_call>` of a broken block is parsed again.
+    JSON continues past a tag only if the tag is inside a string. But where one block's JSON is inside a string, that of
+    the next block is outside, since each quote that opens a string in one of them closes a string in the other.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
@@ -115,7 +116,7 @@ class HermesParser(TaggedParser):
 
 
 def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> ReadResult:
-    """Return the parse failure of the block whose tag is at `opened`, and the position after the block."""
+    """Return the parse failure of the block that begins at `opened`, and the position after the block."""
     close = text.find(_CLOSE, search_from)
     end = len(text) if close < 0 else close + len(_CLOSE)
     if close < 0:
@@ -136,7 +137,7 @@ class Llama3JSONParser(TaggedParser):
 
     A JSON object with neither `parameters` nor `arguments`, but with keys other than `type` and `name`, is an ordinary
     answer. A call must be the whole answer, or follow `<|python_tag|>` or `<|python_end|>`; after other text, it is a
-    failure. All text after a call belongs to the attempt, so a `</think>` there closes nothing.
+    failure. All text after a call belongs to the attempted calls, so a `</think>` there does not close reasoning.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -199,19 +200,19 @@ _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 class ArrayParser(TaggedParser):
     """Base class for formats with a JSON array of calls after a tag.
 
-    An array that is empty, is not valid JSON, has an element other than an object, or lacks a required closing tag is a
-    single failure up to whichever comes first: a closing tag, the next opening tag, the end of reasoning or the end of
-    the text. An object that is not a call, in an otherwise valid array, is a failure of its own.
+    If an array is empty, is not valid JSON, has an element other than an object, or lacks a required closing tag, the
+    whole array is one failure. It extends to whichever comes first: a closing tag, the next opening tag, the end of
+    reasoning, or the end of the text. In an otherwise valid array, each object that is not a call is a failure.
     """
 
     open_calls: ClassVar[str]
     close_calls: ClassVar[str] = ""
     closes_turn: ClassVar[bool] = False
-    """True if the closing tag ends a turn, so that the text may lack it."""
+    """True if the closing tag may be the turn's end token, which the text lacks."""
     id_key: ClassVar[str | None] = None
     """Key of a call's optional id; None if calls of this format have no id.
 
-    A string other than nine letters and digits is ignored.
+    The id is ignored if it is a string other than nine letters and digits.
     """
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
@@ -253,7 +254,7 @@ class ArrayParser(TaggedParser):
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
             raise MalformedError(f"{expected}; got {base.quote(text, position)}", _get_name(elements[-1]), position)
-        # the text of the first element includes the tag and bracket before it, that of the last the bracket after it
+        # the first element's text also has the tag and the bracket before it, and the last's the bracket after it
         del begins[1]
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []

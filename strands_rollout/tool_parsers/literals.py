@@ -5,9 +5,9 @@ Llama 4: `[x(key='value', other=[1, True])]` at the end of the answer, optionall
 vllm-project/vllm, examples/tool_chat_template_llama4_pythonic.jinja, and sgl-project/sglang,
 function_call/pythonic_detector.py. The model's own template requests JSON, which `llama3_json` parses.
 
-LFM2: the same between `<|tool_call_start|>` and `<|tool_call_end|>`. Sources: the models' chat templates (as in
-ggml-org/llama.cpp, models/templates/LFM2-8B-A1B.jinja and LFM2.5-8B-A1B.jinja) and sgl-project/sglang,
-function_call/lfm2_detector.py, which repairs invalid calls.
+LFM2: the same list of calls, between `<|tool_call_start|>` and `<|tool_call_end|>`. Sources: the models' chat templates
+(as in ggml-org/llama.cpp, models/templates/LFM2-8B-A1B.jinja and LFM2.5-8B-A1B.jinja) and sgl-project/sglang,
+function_call/lfm2_detector.py; SGLang repairs invalid calls, but this parser does not.
 
 In both formats a name may contain dots and dashes, a string may contain line breaks (the templates write both), and
 JSON's true, false and null are accepted too.
@@ -33,7 +33,7 @@ from strands_rollout.tool_parsers.base import (
 )
 from strands_rollout.tool_parsers.json_object import ArrayParser
 
-# strings and constants of Python literals; JSON's constants are matched too, so that they are errors
+# strings and constants of Python literals; JSON's constants are matched too, so that they become errors
 _PYTHON: Final = re.compile(
     r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
 )
@@ -50,7 +50,7 @@ def python_as_json(text: str, literals: re.Pattern[str] = _PYTHON) -> str:
     Nothing is evaluated or parsed by Python, whose own parser can be made to crash.
 
     Raises:
-        ValueError, OverflowError: A string has an invalid escape, or one that is not supported (octal, or by name).
+        ValueError, OverflowError: A string has an invalid escape, or an unsupported escape (octal, or by name).
         KeyError: A constant is JSON's, such as `true`, and `literals` matches it.
     """
     return literals.sub(_as_json, text)
@@ -102,7 +102,7 @@ def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """Parse the arguments after a call's opening parenthesis; return them and the position after the closing one."""
+    """Parse a call's arguments after its opening parenthesis; return them and the position after its closing one."""
     arguments = dict[str, Any]()
     position = base.skip_white_space(text, start)
     while not text.startswith(")", position):
@@ -125,7 +125,7 @@ def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[
 class PythonicParser(TaggedParser):
     """Parses the format of Llama 4; see the module.
 
-    Text after a list of calls, other than `<|python_end|>`, makes the attempt a failure.
+    If text other than `<|python_end|>` follows a list of calls, the whole attempt is a failure.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -178,7 +178,8 @@ class Gemma4Parser(TaggedParser):
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        if tag[0] == "<|channel>":  # answers are outside of channels, so any other channel is reasoning too
+        # a channel that isn't named "thought" is reasoning too, since answers have no channel
+        if tag[0] == "<|channel>":
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":

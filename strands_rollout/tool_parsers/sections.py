@@ -14,7 +14,7 @@ ReadCall = tuple[str, dict[str, Any], str | None, int]
 
 
 class Section(NamedTuple):
-    """The tags around a section of calls and around each call; `read` parses a call after its opening tag."""
+    """The tags around a section of calls and around each call; `read` parses a call from the end of its tag on."""
 
     open: str
     close: str
@@ -36,12 +36,12 @@ class Section(NamedTuple):
 class SectionParser(TaggedParser):
     """Base class for formats with a section of calls. A call outside of a section is a failure.
 
-    A malformed call in a section is a failure of its own; the calls after it count. A section without a closing tag is
-    a single failure, since its end is unknown; so is a section without a call.
+    Each malformed call in a section is a failure; the calls after it are parsed. A section without a closing tag is a
+    single failure, since its end is unknown; so is a section without calls.
     """
 
     sections: Mapping[str, Section]
-    """Text that occurs in the tags of a section -> the section. The first match counts, so "" must be last."""
+    """Text that occurs in the tags of a section -> the section. The first match is used, so "" must be last."""
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         section = next(section for part, section in self.sections.items() if part in tag[0])
@@ -96,8 +96,8 @@ class ValueTags:
         inner: Matches the start of each tag that a value can't contain: `close`, or a tag that shows a missing `close`.
         key_format: Names a key in a failure's reason; a format string with fields for the key and the tool's name.
         value_format: Names a value in a failure's reason; has the same fields.
-        unclosed_format: Format of the reason for a value without `close`, from `value`, `close`, the `tag` found
-            instead, and the `rest` of the text.
+        unclosed_format: Format string of the reason for a value without `close`; its fields are `value`, `close`, the
+            `tag` found instead, and the `rest` of the text.
         key_of: Converts the text of a key to the key.
     """
 
@@ -118,7 +118,7 @@ class ValueTags:
             text: The text with the arguments.
             start: Position of the first argument, if there is one.
             tool: Name of the called tool.
-            value_of: Converts a value, from the match of `open`, the key, and the text between the tags.
+            value_of: Returns a value, given the match of `open`, the key, and the text between the tags.
 
         Returns:
             The arguments, and the position after the last; `start` if there are none.

@@ -31,7 +31,7 @@ from strands_rollout.train.rollouts import TrainingSequence
 
 _MAX_KL: Final = 10.0
 _BETAS: Final = (0.9, 0.98)
-_MAX_MICRO_BATCH_LOGITS: Final = 10_000_000  # a bound on memory, which holds several copies of the logits at once
+_MAX_MICRO_BATCH_LOGITS: Final = 10_000_000  # bounds the memory, because several copies of the logits exist at once
 _WEIGHT_FILES: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
 
 
@@ -60,8 +60,8 @@ def clipped_policy_loss(
 def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
     """Return the truncated importance weights: trainer's probability / rollout's probability, at most `upper`.
 
-    `trainer` and `rollout` are logprobs of the same tokens; the trainer's must be from before the update. `upper` is
-    slime's `--tis-clip`.
+    `trainer` and `rollout` are logprobs of the same tokens; the trainer's logprobs must be from before the update.
+    `upper` is slime's `--tis-clip`.
     """
     return (trainer - rollout).exp().clamp(max=upper)
 
@@ -79,7 +79,7 @@ def k3_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
 def trained_logits(
     model: CausalModel, token_ids: Sequence[list[int]], positions: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits that predict the chosen tokens from all tokens before them, and the ids of these tokens.
+    """Return the logits that predict the chosen tokens from all tokens before them, and the chosen tokens' ids.
 
     The keys and values of the common prefix are computed once for the batch, which changes neither values nor
     gradients. Shorter sequences are padded on the right; earlier tokens can't attend to the padding.
@@ -135,7 +135,10 @@ class UpdateMetrics:
             self.counts[name] += count
 
     def add_ratios(self, ratio: Tensor, clipped: Tensor) -> None:
-        """Add tokens, with their importance ratios to the behavior policy and 1.0 for each clipped token."""
+        """Add tokens.
+
+        `ratio` has their importance ratios to the behavior policy; `clipped` has 1.0 for each clipped token, else 0.0.
+        """
         self.add(len(ratio), clip_fraction=float(clipped.sum()), ratio_mean=float(ratio.sum()))
         self._least_ratio = min(self._least_ratio, float(ratio.min()))
         self._greatest_ratio = max(self._greatest_ratio, float(ratio.max()))
@@ -207,7 +210,7 @@ class Policy:
             progress: The finished share of the run, 0 to 1, by which a linear schedule lowers the learning rate.
 
         Raises:
-            TrajectoryError: A gradient is not finite. The weights stay as they were before its optimizer step.
+            TrajectoryError: A gradient is not finite. The weights stay as they were before this optimizer step.
         """
         metrics = UpdateMetrics()
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
@@ -215,7 +218,7 @@ class Policy:
             group["lr"] = self.settings.learning_rate * factor
         for indices in _update_batches(sequences, self.settings.updates):
             batch = [sequences[index] for index in indices]
-            # the loss is a mean over trained tokens, or over rollouts, where siblings count once
+            # the loss is a mean over trained tokens, or over rollouts, each with all its siblings
             if self.settings.mean == "token":
                 count = sum(map(_trained_token_count, batch))
             else:
@@ -231,7 +234,7 @@ class Policy:
     def write_weights(self, folder: Path) -> None:
         """Write a model folder for an engine: the weights in single precision, and copies of the model's other files.
 
-        Subfolders are left out.
+        Subfolders are not copied.
 
         Raises:
             RolloutError: The folder can't be written.
@@ -304,7 +307,8 @@ class Policy:
     def _loss(self, learned: Sequence[tuple[TrainingSequence, TokenStats]], metrics: UpdateMetrics) -> Tensor:
         """Return the sum of the sequences' losses.
 
-        A sequence's loss is the sum over its trained tokens; the setting mean="sample" divides it by the denominator.
+        A sequence's loss is the sum over its trained tokens; if the setting `mean` is "sample", it is divided by
+        the sequence's `denominator`.
         """
         sequences, before = zip(*learned, strict=True)
         settings = self.settings
@@ -375,8 +379,8 @@ def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
 def _update_batches(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
     """Yield the indices of sequences, in at most `parts` non-empty batches with similar numbers of rollouts.
 
-    Rollouts are in order of their first sequence. Siblings stay together, as in slime, because their rollout's mean is
-    over all of them.
+    Rollouts are in order of their first sequence. Siblings stay together, as in slime, because the mean of
+    a rollout is over all of them.
     """
     by_rollout: dict[Hashable, list[int]] = {}
     for index, sequence in enumerate(sequences):

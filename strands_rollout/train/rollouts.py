@@ -1,7 +1,7 @@
 """A step's rollouts: groups of samples that `generate` played and `reward_func` graded, and the batch made of them.
 
-An aborted episode is resumed in the next step, like slime's partial rollouts. A resumed run needs only its position in
-the order of prompts to restore that order.
+An aborted episode is resumed in the next step, like slime's partial rollouts. To continue the
+order of prompts, a resumed run needs only its position in this order.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
 checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
@@ -102,7 +102,7 @@ class Group:
     episodes: dict[int, list[Sample]] = field(default_factory=dict)
 
     def finished_count(self) -> int:
-        """Return the number of episodes that were played and not aborted; failed ones count."""
+        """Return the number of episodes that were played and not aborted, failed episodes included."""
         return sum(not self.was_aborted(index) for index in self.episodes)
 
     def was_aborted(self, index: int) -> bool:
@@ -115,7 +115,7 @@ class Group:
 
 
 class RolloutCollector:
-    """Plays groups; those that a step does not use are kept for the next step.
+    """Plays groups, and keeps groups that a step does not use for the next step.
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
@@ -316,8 +316,8 @@ class StepBatch:
         sequences: The samples with at least one trained token, for the loss.
         drifts: The drift of the samples for which it was measured.
         measured: More facts about the drift of the same samples; empty unless tokens are trained as sampled.
-        dropped_groups: The number of groups whose advantages are all 0, as for equal rewards. `sequences` still has
-            their samples, which have no gradient without KL and entropy.
+        dropped_groups: The number of groups whose advantages are all 0, for example because their rewards are equal.
+            `sequences` still has their samples; if KL and entropy are off, these have no gradient.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
 
@@ -404,7 +404,7 @@ def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSam
     """Normalize rewards by group, and select the samples with a trained token.
 
     Returns:
-        These samples with their advantages, and the number of groups whose advantages are all 0.
+        The selected samples with their advantages, and the number of groups whose advantages are all 0.
     """
     samples = [sample for group in groups for sample in group]
     _, advantages = normalize_rewards(_GRPO, samples)
@@ -449,15 +449,15 @@ def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSeque
 
 
 class TrainingMethod:
-    """A way to play episodes and to turn them into training data; this one trains the sampled tokens.
+    """A way to play episodes and to turn them into training data; this class trains the tokens as they were sampled.
 
     Experiments are subclasses.
 
     Attributes:
         rollout: The name of the method in options.json and in the summary.
         ablation: The name of the deliberate fault in options.json and in the summary; "none" without a fault.
-        is_exact: True if the trainer's logprobs must equal the rollout's; checked with `TrainOptions.checks`.
-        follows_contract: True if samples must follow slime's contract; checked with `TrainOptions.checks`.
+        is_exact: True if the trainer's logprobs must equal the rollout's; checked if `TrainOptions.checks`.
+        follows_contract: True if samples must follow slime's contract; checked if `TrainOptions.checks`.
         trains_aborted: See `RolloutCollector`.
         generate: The function that plays an episode; None for `strands_rollout.generate`.
     """
@@ -547,7 +547,7 @@ def check_gap(
 ) -> None:
     """Check that the trainer's and the rollout's logprobs differ by rounding alone: at most `limit`, in nats.
 
-    The weights that are about to be updated must have sampled the sequences. `trainer` is as for `LogprobGap.between`.
+    Pass only sequences that were sampled with the weights before the update. For `trainer`, see `LogprobGap.between`.
 
     Raises:
         TrajectoryError: The gap is larger (the message shows the tokens with the largest differences), or there is no
@@ -586,7 +586,7 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Return the share of tokens of older weights, and the largest staleness; it counts as 0 for unknown versions."""
+    """Return the share of tokens of older weights, and the largest staleness; unknown versions count as 0."""
     tokens_by_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, span_version in facts_of(sample).spans or []:

@@ -1,8 +1,8 @@
 """The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
 A folder with a checkpoint belongs to one run: a run that differs in `TrainOptions.identity` is refused, so that steps
-are never mixed. A checkpoint is written atomically, and then earlier checkpoints are removed. The user configures wandb
-by environment variables only (WANDB_MODE, WANDB_PROJECT ...).
+of different runs are never mixed. A checkpoint is written atomically, and then earlier checkpoints are removed. The
+user configures wandb by environment variables only (WANDB_MODE, WANDB_PROJECT ...).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
 HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
-"""The prefix of those keys of a step's record that hold the parts of the reward on held-out problems."""
+"""The prefix of the keys in a step's record for the parts of the reward on held-out problems."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
@@ -137,7 +137,7 @@ def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepR
 
 
 def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """Return the records of a run; if its summary has held-out results of the last weights, add a record of these.
+    """Return the records of a run; if its summary has held-out results of the last weights, add a record with them.
 
     A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """
@@ -234,7 +234,7 @@ class TrainFolder:
             os.close(lock)
 
     def claim(self, options: TrainOptions, provenance: Mapping[str, Any]) -> None:
-        """Reserve the folder for a run: write its options and `provenance`, and delete an earlier session's summary.
+        """Reserve the folder for a run: write its options and `provenance`, and delete an earlier process's summary.
 
         A folder without a checkpoint is free for any run.
 
@@ -302,7 +302,7 @@ class TrainingProgress:
         console: The terminal or file.
         total: The number of steps of the whole run.
         done: The number of steps that earlier processes finished.
-        groups: The number of groups per step; None disables the warning about rewards without spread.
+        groups: The number of groups per step; None disables the warning about equal rewards.
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0, groups: int | None = None) -> None:
@@ -324,8 +324,8 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        Without a terminal, print the name only until this process's first step ends, and after the last step;
-        `show_step` prints a line for each step.
+        If the console is not a terminal, print the name only until this process's first step ends, and after the
+        last step: `show_step` prints a line for each step.
         """
         self._phase = name
         if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):
@@ -353,7 +353,7 @@ class TrainingProgress:
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
         """Warn if all rewards of each group are equal, so that only other terms of the loss can change the policy.
 
-        In a row of such steps, warn only after the numbers of steps in `_WARN_AFTER_STEPS`.
+        Warn only if the number of such steps in a row is in `_WARN_AFTER_STEPS`.
         """
         has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
         self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0
@@ -361,9 +361,9 @@ class TrainingProgress:
             steps = self._steps_without_spread
             where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
             warning = (
-                f"rewards taught nothing in {where}: those of each group are all equal. Use easier or harder rows, a "
-                "reward with more values than right and wrong, more --samples-per-prompt, or a model that can do the "
-                "task; `strands-rollout try` shows an episode"
+                f"rewards gave no learning signal in {where}: within each group, all rewards were equal. Use easier or "
+                "harder rows, a reward with more values than right and wrong, more --samples-per-prompt, or a model "
+                "that can do the task; `strands-rollout try` shows an episode"
             )
             self._console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
@@ -395,7 +395,7 @@ class WandbLog:
             dir=os.environ.get("WANDB_DIR", str(out)),
             config=dict(options),
         )
-        # a resumed run repeats steps, which wandb would refuse with its own step counter
+        # wandb's own step counter would refuse the steps that a resumed run repeats
         self._run.define_metric("*", step_metric="step")
 
     def __enter__(self) -> Self:

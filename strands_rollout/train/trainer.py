@@ -194,7 +194,7 @@ def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> 
 
 
 def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
-    """Load the newest checkpoint into the policy, and return the run's state; step 0 without a checkpoint.
+    """Load the newest checkpoint into the policy, and return the run's state, at step 0 if there is no checkpoint.
 
     Raises:
         ConfigError: The checkpoint can't be read, or has more than `steps` steps.

@@ -28,9 +28,9 @@ _END_OF_TURN: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
 )
 _THOUGHT_TAGS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-# the first characters of tags; blanked in text that is not a control token, so that forged tags don't match
+# blanks the first characters of tags, in text that is not a control token, so that forged tags don't match
 _BLANK_TAG_STARTS: Final = bytes.maketrans(b"<[", b"\0\0")
-# the result of a call, in the chat templates of the parsers' families
+# the result of a call, as the chat templates of the supported model families write it
 _RESULT_PATTERNS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
     for pattern in (
@@ -106,7 +106,10 @@ def _choose_parser(name: object, turns: Sequence[str]) -> ToolParser:
 
 
 def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
-    """Yield the parts of turn `number`, counted from 1; `in_reasoning` is a bool, or anything else if unknown."""
+    """Yield the parts of turn `number`, counted from 1.
+
+    `in_reasoning` is true if the turn begins in a thought; if it is not a bool, this is inferred from the text.
+    """
     at = 0
     is_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
     for index, segment in enumerate(parser.segments(text, in_reasoning=is_in_thought)):
@@ -129,7 +132,7 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
 def _begins_in_thought(text: str, parser: ToolParser) -> bool:
     """Return whether the prompt opened the turn's thought: the turn closes a thought that it did not open."""
     parser_tags: list[tuple[str, str]] = []
-    # in formats without such tags, the closing token ends messages of all kinds
+    # in other formats, the token that closes a thought also closes messages of other kinds
     if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):
         parser_tags.append((parser.open_reasoning, parser.close_reasoning))
     for opening, closing in (*parser_tags, *_THOUGHT_TAGS):

@@ -84,7 +84,7 @@ class DumpView:
 
     @classmethod
     def from_samples(cls, shown: Sequence[SampleView]) -> DumpView:
-        """Join the samples of one dump; each file counts its groups from 0, so a group is a file and a number."""
+        """Join the samples of one dump; each file counts its groups from 0, so file and number identify a group."""
         files = {file: number for number, file in enumerate(dict.fromkeys(sample.file for sample in shown))}
         sets_and_steps = {file: set_and_step(file) for file in files}
         rows = [

@@ -148,7 +148,7 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Find turns that neither end with an end-of-turn token nor are followed by one as the context's first token.
+    """Find turns without an end of turn: neither their last token nor the next context's first token is one.
 
     Find none if the dump's end-of-turn tokens are unknown.
     """

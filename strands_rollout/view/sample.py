@@ -52,7 +52,7 @@ class Retokenizer:
         self._bytes_of = token_bytes(tokenizer)
 
     def marks(self, lists: TokenLists) -> list[DriftMark] | None:
-        """Return the drift of all turns, in order, at positions in the sample.
+        """Return the drift marks of all turns, in order, with positions in the sample's tokens.
 
         Return None if measuring fails, for example because ids are not the tokenizer's.
         """
@@ -77,7 +77,8 @@ def view_sample(
     Args:
         record: The sample's record in the dump.
         habits: Habits of the sample's dump.
-        retokenizer: Marks drift and knows texts of tokens; None shows the texts in the dump, without drift.
+        retokenizer: Marks drift and has the texts of tokens. If it is None, drift is not marked, and the texts come
+            from the dump.
     """
     lists = TokenLists.from_record(record)
     marks = retokenizer.marks(lists) if retokenizer is not None and record.has_tokens else None
@@ -246,7 +247,7 @@ def _as_text(value: object) -> str:
 
 
 def to_plain(value: object) -> Json:
-    """Convert a value to readable JSON: shorten long texts, and write values that JSON can't hold as Python does."""
+    """Convert a value to readable JSON: shorten long texts, and write values that JSON can't express by `repr`."""
     if isinstance(value, str):
         return shorten(value, _MAX_TEXT_CHARS).encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

@@ -37,7 +37,7 @@ class LiveDump:
 
     Attributes:
         latest: Result of the last successful `refresh`: the view, and a tag that changes when a file changes. None
-            before the first.
+            before the first `refresh`.
         read_count: Number of samples that the current or last refresh has gone through.
     """
 
@@ -138,7 +138,7 @@ def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
         return _response(whole_page, "text/html")
 
     async def index(request: web.Request) -> web.Response:
-        # a thread that does not delay the exit of the process
+        # runs in a thread that does not delay the exit of the process
         view, tag = await in_own_thread(dump.refresh, has_grace_period=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:

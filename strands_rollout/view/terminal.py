@@ -32,7 +32,7 @@ _COLUMNS: Final = {
 
 
 def print_dump(console: Console, path: Path, retokenizer: Retokenizer | None, positions: Collection[int]) -> None:
-    """Print the list, then transcripts of the samples at `positions`; without positions, of all samples.
+    """Print the list, then transcripts of the samples at `positions`, or of all samples if `positions` is empty.
 
     Without a retokenizer, drift is not shown, and texts come from the dump.
 

@@ -24,7 +24,7 @@ _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
 _MAJORITY: Final = 0.5
-# minimum share of turns that an end token ends: some families have a separate token that ends turns with calls
+# an end-of-turn token ends at least this share of turns: some families have a separate token for turns with calls
 _MIN_END_SHARE: Final = 0.1
 
 
@@ -155,12 +155,11 @@ def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> 
 class TurnHabits:
     """The rules that most turns and contexts of a dump follow: its chat template, inferred from tokens.
 
-    The majority defines a rule. If most contexts break the rules for contexts, these rules are dropped, since the
-    template is then of a kind that they don't describe.
+    If most contexts break the rules for contexts, these rules are dropped: they don't fit the template.
 
     Attributes:
         ends_of_turn: Tokens that close a turn; empty if unknown.
-        opening: Token that begins each message, and the next token of the policy's messages; None if unknown.
+        opening: Token that begins each message, and the token after it in the policy's messages; None if unknown.
         sampled_controls: Control tokens that the policy writes and most contexts lack, such as the tags of calls.
     """
 
@@ -216,7 +215,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
     """Return the control tokens that end turns; none unless they end most turns.
 
-    Each of them ends at least a tenth of the turns, and at least as many turns as have it before their last token.
+    A token must end at least a tenth of the turns, and at least as many turns as have it before their last token.
     """
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
@@ -225,9 +224,9 @@ def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> froze
 
 
 def _message_opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """Return the last control token that another token of its context follows, and that other token.
+    """Return the last control token in a context, except the context's last token, and the token after it.
 
-    Return None unless most of the contexts with such a token agree.
+    Return None unless most of the contexts with such a pair of tokens agree.
     """
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
@@ -243,7 +242,7 @@ def is_control(text: bytes) -> bool:
 
 
 class DriftMark(NamedTuple):
-    """Tokens start..end-1 would be encoded as `replacement`; if `start` is `end`, tokens would only be inserted."""
+    """Tokens start..end-1 would be encoded as `replacement`; if `start` is `end`, it would be inserted there."""
 
     start: int
     end: int
@@ -265,7 +264,7 @@ def drift_marks(
         before: The token before the turn; None at the beginning of a prompt.
     """
     sampled, encoded = differing_tokens(ids, tokenizer, bytes_of, before=before)
-    # tokens that both encodings share have the same order in both; each gap between shared tokens is a mark
+    # tokens that both encodings share have the same order in both; each gap between them becomes a mark
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0
     for position, placed in enumerate(sampled):

@@ -110,7 +110,7 @@ async def test_agent_factory_that_hangs_blocks_no_other_episode(
         ("built", "expected a class or function that makes an agent"),
         ("with_summarizing_manager", "SummarizingConversationManager, which blocks the event loop"),
         ("not_an_agent", "returned a str; expected a Strands Agent, Swarm or Graph"),
-        ("on_another_model", "on the model that it was given: none; expected the returned agent"),
+        ("on_another_model", "gave the model to these agents: none; expected it to give the model to the returned"),
     ],
 )
 async def test_agent_factory_refuses_unusable_results(shipped_tokenizer: Any, name: str, words: str) -> None:

@@ -45,8 +45,8 @@ class Target:
     """What an attack tries to read, damage or obtain, with the checks that show its success.
 
     Attributes:
-        name: Unique name, short enough for a process (15 bytes).
-        facts: Knowledge of the attacker, as values for JSON.
+        name: Unique name, short enough to be the name of a process (at most 15 bytes).
+        facts: What the attacker knows, as values for JSON.
     """
 
     def __init__(self, stage: Stage) -> None:

@@ -99,7 +99,7 @@ class ObservedProcesses(Target):
         sign: Returns whether the processes with the attack's name show that the attack worked.
         after: Check only after the run.
         judges_hidden: The sign also evaluates processes that hide their handles.
-        facts: Knowledge of the attacker besides the attack's name.
+        facts: What the attacker knows besides the attack's name.
     """
 
     def __init__(

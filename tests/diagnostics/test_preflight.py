@@ -143,7 +143,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "--rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.22",
             "KV cache",
             "warning",  # without the weights, it is unknown whether the model is quantized
-            "GPU in bf16, if the model is not quantized, 8,267 tokens of cache an engine; one episode of 18,432",
+            "GPU (in bf16, if the model is not quantized), 8,267 tokens of cache per engine; one episode of 18,432",
             "--rollout-num-gpus",
         ),
         (
@@ -288,7 +288,7 @@ def test_check_memory_takes_the_weights_from_the_models_files(tmp_path: Path) ->
     with (folder / "model-1.safetensors").open("wb") as file:
         file.truncate(8 * 10**9)
     found = find_only(run().check_memory(doctor_options(tmp_path)), "command: KV cache")
-    assert "4 GB of weights a GPU, " in found.found
+    assert "4 GB of weights per GPU, " in found.found
     short = find_only(
         run("--sglang-mem-fraction-static 0.05").check_memory(doctor_options(tmp_path)), "command: KV cache"
     )

@@ -437,7 +437,7 @@ async def test_agent_command_plays_an_episode(shipped_tokenizer, monkeypatch):
     [
         ({"command": "no-such-command {prompt}"}, "agent_command can't start 'no-such-command'"),
         ({"command": "python -c", "args": ["print('why'); exit(3)", "{prompt}"]}, "exit code 3"),
-        ({"command": "python -c pass {prompt}", "exit_codes": [3]}, "exit code 0; expected one of"),
+        ({"command": "python -c pass {prompt}", "exit_codes": [3]}, "exit code 0; expected 3. The end of its output: "),
         ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "ended without an answer of the policy"),
         ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
     ],

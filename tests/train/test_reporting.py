@@ -60,7 +60,7 @@ def test_show_step_warns_without_reward_spread() -> None:
             progress.show_step({"reward": -1.0, "dropped_groups": dropped})
     told = [line.partition(": ")[0] for line in out.getvalue().splitlines() if line.startswith("rewards")]
     steps = ("step 2", "3 steps in a row up to step 4", "step 7")
-    assert told == [f"rewards taught nothing in {words}" for words in steps]
+    assert told == [f"rewards gave no learning signal in {words}" for words in steps]
     assert "--samples-per-prompt" in out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Declare operators that SGLang looks up at its import and never calls on a CPU.
+"""Declare operators that SGLang looks up when it is imported, and never calls on a CPU.
 
 Two are torchvision's: its PyPI build, made for CUDA, does not find them beside a CPU build of torch. Four are
 sgl_kernel's: without them, SGLang 0.5.23 has no image processor for Qwen-VL. Python runs this file at its start, since

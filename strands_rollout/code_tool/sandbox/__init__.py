@@ -1,9 +1,9 @@
 """The sandbox's processes: the supervisor, the fork server, and the confined children that run code.
 
 These modules import only the standard library and each other: where model-written code runs, nothing else of
-strands_rollout is loaded, except the packages around them. This module defines the command that starts a process, a
-child's control messages, and the frame of a JSON message: a length of four bytes (big-endian), then the JSON, whose
-strings may contain lone surrogates.
+strands_rollout is loaded, except the `__init__` modules of the enclosing packages. This module defines the command that
+starts a process, a child's control messages, and the frame of a JSON message: a length of four bytes (big-endian), then
+the JSON, whose strings may contain lone surrogates.
 """
 
 import json
@@ -61,8 +61,8 @@ def python_command(module: str, link: int, settings: Mapping[str, Any]) -> list[
 
     Args:
         module: Dotted path of the module.
-        link: Descriptor of a socket that the process inherits; its first command-line argument.
-        settings: Its second command-line argument, as JSON.
+        link: Descriptor of a socket that the process inherits; the process's first command-line argument.
+        settings: The process's second command-line argument, passed as JSON.
     """
     start = f"import sys; sys.path.append({_PACKAGE_FOLDER!r}); from {module} import main; sys.path.pop(); main()"
     return [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", start, str(link), json.dumps(settings)]

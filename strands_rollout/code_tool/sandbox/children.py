@@ -34,7 +34,7 @@ class RunningChild:
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
         # done once the child waits for code; has an exception if forking or preparing it failed
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[int] = loop.create_future()  # the ended process's exit code; -1 without a process
+        self.ended: asyncio.Future[int] = loop.create_future()  # the exit code; -1 if no process could be forked
         self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much
         self._max_output_chars = max_output_chars
         self._max_output_bytes = max_output_bytes
@@ -83,8 +83,8 @@ class RunningChild:
     async def start(self, code: str, *, session: bool) -> None:
         """Send code to a child that is ready, and wait until the code starts.
 
-        Also returns if the child has exited by itself before that, for example since it could not read the code, which
-        it reports on stderr.
+        Also returns if the child exits by itself before the code starts, for example because it can't read the code;
+        its stderr then has the reason.
 
         Raises:
             RuntimeError: A signal ended the child before the code started.

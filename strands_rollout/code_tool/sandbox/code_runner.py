@@ -146,7 +146,7 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
             print(repr(value))
 
 
-# at most 15 digits, more than any real count has: the code may print text that looks like a marker
+# at most 15 digits: more than any real count has, but the code may print a false marker with any number of digits
 _MARKER: Final = re.compile(r"\n\.\.\. \[([0-9]{1,15}) characters dropped\] \.\.\.\n")
 
 
@@ -157,8 +157,8 @@ def _marker(dropped_chars: int) -> str:
 def shorten(text: str, max_chars: int) -> str:
     """Replace the middle of a text longer than `max_chars` by a marker with the number of dropped characters.
 
-    A marker of an earlier cut in the dropped middle counts as the characters that it stands for. A shortened text is
-    longer than `max_chars` by its marker (at most 50 characters).
+    If the dropped middle has the marker of an earlier cut, the number includes the characters dropped then. The result
+    has `max_chars` characters and the marker (at most 50 characters).
     """
     if len(text) <= max_chars:
         return text
@@ -171,7 +171,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class CappedOutput:
-    """The beginning and the end of one stream's text, `max_chars` characters in all; drops the middle as it arrives."""
+    """Keeps the beginning and the end of a stream's text, `max_chars` characters in all; drops the rest."""
 
     def __init__(self, max_chars: int) -> None:
         self._head_chars = max_chars // 2

@@ -1,9 +1,12 @@
 """The layers that confine model-written code: which layers this machine supports, and how a child applies them.
 
 The fork server decides at its start which layers to use; a forked child calls `apply`, which can't be undone. The
-layers are `limits` (rlimits), `user` (a separate user, if the fork server is root), `files` (Landlock; or a change of
-root, if Landlock can't be used and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start
-programs.
+layers are:
+
+- `limits`: rlimits
+- `user`: a separate user, if the fork server is root
+- `files`: Landlock; or a change of root, if Landlock can't be used and the fork server is root
+- `syscalls`: a seccomp filter; if code may start programs, the layer `programs` replaces it, with another filter
 
 Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
 site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't reach Python's
@@ -166,7 +169,7 @@ class Workspace:
 
     folder: str
     user: int | None  # the user to change to; None to stay the same user
-    ruleset: kernel.Ruleset | None  # grants access to the directory and what all code may use; None without Landlock
+    ruleset: kernel.Ruleset | None  # for the directory and the files that all code may use; None without Landlock
     uses: int = 0  # number of earlier directories to which the ruleset grants access
 
     def retire(self) -> None:
@@ -355,7 +358,7 @@ class Confinement:
 
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
-            return  # not missing: an ordinary user can't change, and the other layers protect its files and processes
+            return  # not missing: only root can change its user; other layers protect this user's files and processes
         # far from the ids of real users, and different for each fork server, since the kernel counts threads by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(kernel.can_change_user, candidates), None)

@@ -7,12 +7,13 @@ command socket and sends JSON messages on it, one per packet:
 - `{"do": "signal", "slot": 3, "signal": 9}`
 - `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-If a library can't be imported, the fork server sends `{"is": "broken", "reason": ...}` and exits. Otherwise it first
-sends `{"is": "up", ...}`, then `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended", "slot": 3,
-"exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`, and exits when the supervisor does.
+If a library can't be imported, the fork server sends `{"is": "broken", "reason": ...}` and exits. Otherwise it sends
+`{"is": "up", ...}`, and then a message for each event: `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`,
+`{"is": "ended", "slot": 3, "exit_code": -9}`, or `{"is": "failed", "slot": 3, "reason": ...}` if a fork failed. It
+exits when the supervisor does.
 
-Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing. If the
-test can't be completed, the fork server exits without a message.
+Before the fork server is up, it tests the layers of confinement in a real child; a layer that fails is reported as
+missing. If the test can't be completed, the fork server exits without a message.
 
 A forked child sets up its descriptors, confines itself, and runs the code that it receives. On its control socket it
 writes to the supervisor:
@@ -22,8 +23,8 @@ writes to the supervisor:
   byte, the exit code
 
 Without a session the child exits after that. The supervisor does not wait for the exit, because the kernel takes
-milliseconds to free the memory of such a process. Code can find the socket and write DONE itself: as after `os._exit`,
-its call is then over, with an exit code of its choice. The code is killed, or stopped until the session's next call.
+milliseconds to free the memory of such a process. Code can find the socket and write DONE itself. Its call then ends
+with an exit code of its choice, as after `os._exit`, and the code is killed, or stopped until the session's next call.
 """
 
 import _sitebuiltins
@@ -59,7 +60,7 @@ from strands_rollout.code_tool.sandbox.kernel import ChildLimits, file_access_as
 
 _CONTROL_FD: Final = 3
 _EXCEPTION_EXIT_CODE: Final = 1
-_NICE_INCREMENT: Final = 5  # a third of the weight of a process with the executor's priority
+_NICE_INCREMENT: Final = 5  # gives a third of the CPU weight of a process with the executor's priority
 _AUTOGROUP_ATTEMPTS: Final = 20
 _LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
@@ -101,8 +102,9 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
 def _leave_process_group(confinement: Confinement) -> None:
     """Begin a process group, in the fork server's session if system calls are filtered, else in a new session.
 
-    The processes of a session share its low priority (see `_lower_priority`). But they may also signal each other with
-    SIGCONT and join each other's process groups, which only the filter prevents.
+    In the fork server's session, the child has that session's low priority (see `_lower_priority`). But processes of
+    one session may send each other SIGCONT and join each other's process groups. Only the filter prevents that, so
+    without it each child gets a session of its own.
     """
     if "syscalls" not in confinement.enforced:
         os.setsid()
@@ -110,7 +112,7 @@ def _leave_process_group(confinement: Confinement) -> None:
             _lower_autogroup()
         return
     os.setpgid(0, 0)
-    # these would stop the code until its time limit; in a session of its own, the kernel would ignore them
+    # these signals would stop the code until its time limit; in a session of its own, the kernel would ignore them
     for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
 
@@ -129,9 +131,9 @@ def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int
 
 
 def _reset_interpreter(home: str) -> None:
-    """Replace the state that forks share, and adapt some of Python's functions to the sandbox.
+    """Replace the state that is inherited from the fork server, and adapt some of Python's functions to the sandbox.
 
-    The state is the environment, the temporary directory, the streams and the random numbers.
+    The state is the environment, the temporary directory, the streams and the random number generators.
     """
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
@@ -301,7 +303,7 @@ _SUBMODULES: Final = {
     "numpy": ["numpy.linalg", "numpy.random", "numpy.fft", "numpy.polynomial", "numpy.ma"],
     "sympy": ["sympy.ntheory.modular", "sympy.solvers.diophantine", "sympy.parsing.sympy_parser"],
 }
-# the first use of a library loads modules and fills caches: half of the time that a short sympy program takes
+# the first use of a library loads modules and fills caches, which takes half of the time of a short sympy program
 _WARM_UP: Final = {
     "numpy": """
 from numpy import *
@@ -430,11 +432,11 @@ print(json.dumps(broken), flush=True)
 
 
 def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] | None:
-    """Run a probe in a child that all layers confine, and delete its directory.
+    """Test the layers with a probe that runs in a confined child.
 
     Args:
         confinement: The layers to test.
-        folder: Directory for the child.
+        folder: Directory for the child; it is deleted afterwards.
 
     Returns:
         The first layer that does not hold, or "reading" if the code can't read Python's files, with the reason; None if
@@ -583,7 +585,7 @@ class ForkServer:
                         resource.prlimit(pid, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Report the children that have ended and retire their workspaces; if there are any, kill all orphans."""
+        """Reap the children that have ended: report each, retire its workspace, and kill all orphans."""
         while (ended := _reap_child()) is not None:
             pid, exit_code = ended
             slot = self._children.pop(pid, None)
@@ -593,7 +595,7 @@ class ForkServer:
                 self._send({"is": "ended", "slot": slot, "exit_code": exit_code})
 
     def _kill_orphans(self) -> None:
-        """Kill all processes, of any run, that lost their parent: this process, a subreaper, has adopted them."""
+        """Kill the processes, of any run, whose parent has ended: this process, a subreaper, has adopted them."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, listed)) - self._children.keys():
@@ -682,10 +684,10 @@ def _lower_autogroup() -> None:
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
-    """Test the layers in a real child until all that remain hold; mark each layer that fails as missing.
+    """Test the layers in real children: mark a layer that fails as missing, and repeat until all other layers hold.
 
     Raises:
-        RuntimeError, TimeoutError: A probe did not run to its end, or every test failed.
+        RuntimeError, TimeoutError: A probe did not run to its end, or layers failed in all of `_MAX_TESTS` tests.
     """
     layer, reason = "", ""
     for attempt in range(_MAX_TESTS):

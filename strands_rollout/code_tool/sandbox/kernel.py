@@ -43,7 +43,7 @@ def syscall(number: int, *args: int) -> int:
 
 
 def prctl(option: int, *args: int) -> int:
-    """Call the function of this name in the C library; missing arguments are zero."""
+    """Call `prctl` of the C library; missing arguments are zero."""
     padding = (0,) * (_PRCTL_ARGUMENTS - 1 - len(args))
     return _call_libc("prctl", ctypes.c_int, option, *args, *padding)
 
@@ -262,7 +262,10 @@ def change_user_reading_as_root(user: int) -> None:
 
 @contextlib.contextmanager
 def file_access_as(user: int | None) -> Iterator[None]:
-    """Access files as another user and group, in this thread only; the block must not await. None changes nothing."""
+    """Access files as another user and group, in this thread only; the block must not await.
+
+    If `user` is None, nothing changes.
+    """
     if user is None:
         yield
         return
@@ -345,10 +348,10 @@ class Ruleset:
     """A Landlock ruleset: the access to files that a process has, independent of its user.
 
     It is made once and then applied by any number of forked children. It handles every right that the ABI defines, so
-    that access without a rule is refused: files, execution, and TCP ports (from ABI 4) with EACCES; abstract Unix
-    sockets and signals to processes outside (from ABI 6) with EPERM.
+    that access without a rule is refused: files, execution, and TCP ports (from ABI 4) with EACCES; signals and
+    abstract Unix sockets (from ABI 6) with EPERM, if the other process is outside of the caller's Landlock domain.
 
-    A rule holds for a file or directory itself, under all its names. The creator's own permissions do not matter.
+    A rule applies to the file or directory itself, under all its names. Adding a rule needs no permission on the file.
 
     Attributes:
         abi: The ABI in use: the argument, or the kernel's, but at most the newest that this class knows.
@@ -384,7 +387,10 @@ class Ruleset:
             self._add(descriptor, _READ_FILE | (_READ_DIR if is_directory else 0) | (_EXECUTE if run else 0))
 
     def allow_scratch(self, path: str, *, run: bool = False) -> None:
-        """Allow ordinary work below a directory, except making devices, sockets or FIFOs; execution only with `run`."""
+        """Allow reading, writing, making, moving and deleting files, folders and symbolic links below a directory.
+
+        With `run`, also allow executing files there. Devices, sockets and FIFOs can't be made.
+        """
         with _open_path(path, os.O_DIRECTORY) as descriptor:
             self._add(descriptor, _SCRATCH | (_EXECUTE if run else 0))
 

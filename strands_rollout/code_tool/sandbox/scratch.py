@@ -19,7 +19,7 @@ RESERVE_BYTES: Final = 256 * 1024 * 1024  # a disk with fewer free bytes, or few
 RESERVE_FILES: Final = 1024
 MAX_DEPTH: Final = 32  # nested directories; measuring holds a descriptor for each
 
-_SLICE: Final = 128  # entries of one directory between two yields: well below a millisecond
+_SLICE: Final = 128  # entries of a directory that are measured between two yields; takes well below a millisecond
 _UNLIMITED: Final = 1 << 62
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _O_NOATIME: Final[int] = getattr(os, "O_NOATIME", 0)  # only Linux has these two
@@ -58,7 +58,7 @@ def free_space(folder: str) -> tuple[int, int]:
 
 
 def is_scarce(free: tuple[int, int]) -> bool:
-    """Return whether free space, as (bytes, files), is so little that the disk counts as full."""
+    """Return whether the disk counts as full; `free` is the numbers of free bytes and files."""
     return free[0] < RESERVE_BYTES or free[1] < RESERVE_FILES
 
 
@@ -124,7 +124,7 @@ def _open_folder(name: str, parent: int | None) -> Iterator[int]:
     """Open a directory, if possible without an update of its access time, which would reveal the measurement."""
     try:
         folder = os.open(name, _OPEN_FLAGS | _O_NOATIME, dir_fd=parent)
-    except PermissionError:  # O_NOATIME is for the owner, and root with CAP_FOWNER
+    except PermissionError:  # only the owner, and root with CAP_FOWNER, may use O_NOATIME
         folder = os.open(name, _OPEN_FLAGS, dir_fd=parent)
     try:
         yield folder

@@ -4,9 +4,9 @@
 can, lists the refused system calls.
 
 `WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Numbers above the last known one get ENOSYS, and so do
-calls that C libraries try first and replace by an older call on ENOSYS. Calls that file systems and older kernels may
-lack get the error that those would return. Byte-range locks and advice about the page cache succeed without effect. A
-call in another architecture's convention ends the process.
+calls that C libraries try first and replace by an older call on ENOSYS. Calls that some file systems or older kernels
+lack get the error that these file systems or kernels return. Byte-range locks and advice about the page cache succeed
+without effect. A call in another architecture's convention ends the process.
 """
 
 import ctypes
@@ -47,8 +47,9 @@ ANSWERS: Final[dict[str, int]] = {
     **dict.fromkeys(
         ("fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"), errno.EOPNOTSUPP
     ),
-    # These move pages by reference: a byte that waits in a socket or a pipe keeps up to 2 MiB of the page cache, which
-    # counts as no process's memory, even after the file is deleted. On these errors Python copies by read and write.
+    # These move pages by reference: a byte that waits in a socket or a pipe keeps up to 2 MiB of the page cache in
+    # memory, even after the file is deleted, and no process is charged for it. On these errors, Python copies by read
+    # and write instead.
     "sendfile": errno.ENOTSOCK,
     "copy_file_range": errno.EXDEV,
 }
@@ -63,7 +64,7 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """A condition on one 32-bit half of an argument: masked, it must be one of `values`, or the call gets `error`."""
+    """A condition on a 32-bit half of an argument: `half & mask` must be in `values`, or the call gets `error`."""
 
     argument: int  # index
     values: tuple[int, ...]
@@ -76,7 +77,7 @@ class Condition(NamedTuple):
 _SUCCESS: Final = 0
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
-# a negative clock id that is not a thread's means the CPU time of a process, possibly another one's
+# a negative clock id that is not a thread's means the CPU time of a process, possibly that of another process
 _CLOCKS: Final = Condition(0, (0, 4, 0x8000_0004), 0x8000_0004, error=errno.EINVAL)
 # MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB, which is of no use on
 # these sockets and whose implementation in the kernel has had vulnerabilities.
@@ -101,7 +102,7 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "openat": (Condition(2, *_OPENS),),
     "kill": (_SELF,),
     "tgkill": (_SELF,),
-    # C libraries ask for a thread's affinity by its id, which the filter can't know, and they accept ENOSYS
+    # C libraries ask for a thread's affinity by the thread's id, which the filter can't know; they accept ENOSYS
     "sched_getaffinity": (_SELF_OR_ZERO._replace(error=errno.ENOSYS),),
     "sched_setaffinity": (_SELF_OR_ZERO,),
     "sched_getparam": (_SELF_OR_ZERO,),
@@ -114,9 +115,9 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clock_nanosleep": (_CLOCKS,),
     # WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET; no operation with priority inheritance
     "futex": (Condition(1, (0, 1, 3, 4, 5, 9, 10), _LOW & ~0x180, error=errno.ENOSYS),),
-    # No MAP_HUGETLB: that pool is reserved for other programs. MAP_SHARED and MAP_SHARED_VALIDATE for files;
-    # MAP_PRIVATE, which is the only type with MAP_ANONYMOUS: the kernel keeps all of a shared mapping while one of its
-    # pages is mapped, and charges the process for that page only.
+    # No MAP_HUGETLB: that pool is reserved for other programs. Files may be mapped with MAP_SHARED, MAP_PRIVATE or
+    # MAP_SHARED_VALIDATE; anonymous memory with MAP_PRIVATE only: the kernel keeps all of a shared mapping while one of
+    # its pages is mapped, but charges the process for that page only.
     "mmap": (
         Condition(3, (0,), 0x4_0000, error=errno.ENOMEM),
         Condition(3, (0x1, 0x2, 0x3, 0x22), 0x2F, error=errno.ENOMEM),
@@ -124,9 +125,9 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not PAGEOUT, COLD and
     # COLLAPSE, which change the page cache of files that all runs read, nor MERGEABLE.
     "madvise": (Condition(2, (*range(5), 8, 10, 11, *range(14, 20), 22, 23, 102, 103), error=errno.EINVAL),),
-    # An earlier run could leave a message in which pages of a shared file are cached: no flag to query the cache
-    # (RWF_NOWAIT) or to read without caching (RWF_DONTCACHE), and no advice to drop pages. For writes: RWF_DSYNC,
-    # RWF_SYNC, RWF_APPEND.
+    # A run could pass information to later runs by choosing which pages of a shared file are cached. Therefore: no flag
+    # to query the cache (RWF_NOWAIT) or to read without caching (RWF_DONTCACHE), and no advice to drop pages. Writes
+    # may have RWF_DSYNC, RWF_SYNC and RWF_APPEND.
     "preadv2": (Condition(5, (0,), error=errno.EOPNOTSUPP),),
     "pwritev2": (Condition(5, (0,), _LOW & ~0x16, error=errno.EOPNOTSUPP),),
     "fadvise64": (Condition(3, (0, 1, 2, 3), error=_SUCCESS),),
@@ -192,7 +193,7 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
     # has set for the memory limit
     "prctl": (Condition(0, (4, 41), refuses=True),),
     "fcntl": (Condition(1, (1024,), refuses=True),),  # not F_SETLEASE: opening a leased file blocks
-    # for the caller only: other processes of the same user could be changed otherwise
+    # for the caller only: otherwise, code could change other processes of the same user
     **dict.fromkeys(
         ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), (_SELF_AS_ZERO,)
     ),
@@ -310,7 +311,7 @@ def install(program: bytes) -> None:
 
 
 def _verdicts(numbers: dict[str, int], rules: Rules) -> list[tuple[int, _Block]]:
-    """Return the verdict on each number: ascending pairs of a range's first number and the range's verdict."""
+    """Return the verdicts by ranges of numbers: the first number of each range and its verdict, in ascending order."""
     by_number = {number: _verdict(name, rules) for name, number in numbers.items()}
     last = max(by_number)
     verdicts = [(number, by_number.get(number, _returns(_ERRNO | errno.EPERM))) for number in range(last + 1)]
@@ -330,7 +331,7 @@ def _verdict(name: str, rules: Rules) -> _Block:
 
 
 def _check(condition: Condition) -> _Block:
-    """Compile a condition: if it fails, return its error; else continue with the instructions that follow."""
+    """Compile a condition: instructions that return its error if it fails, and otherwise end without a return."""
     argument, values, mask, high, error, refuses = condition
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:

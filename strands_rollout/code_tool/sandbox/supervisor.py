@@ -132,7 +132,7 @@ class Supervisor:
             else:
                 self._fork_server.signal(child, signal.SIGCONT)
                 # earlier code may have left a timer or a thread that ends or stops the child before this code starts;
-                # that is the code's fault, and it counts against the code's time limit
+                # that is the code's fault, so its time limit includes the start
                 start = child.start(code, session=True)
                 result = await self._watch.follow(child, time.monotonic(), timeout_s, start)
             self._fork_server.signal(child, signal.SIGSTOP)

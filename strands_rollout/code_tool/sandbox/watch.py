@@ -57,8 +57,9 @@ class DeletedFiles:
     def add(self, pid: int, user: int | None, root: str, within: str | None = None) -> None:
         """Add the deleted files of a process; do nothing on systems other than Linux.
 
-        A mapped file counts only if it lay below the root, which has a unique name: a system upgrade deletes libraries
-        that every process has mapped. The size of a file that is mapped but not open is not visible.
+        Mapped files are added only if they lay below the root, which is recognized by its unique name: the others
+        include libraries that every process has mapped and that a system upgrade has deleted. The size of a file that
+        is mapped but not open is not visible.
 
         Args:
             pid: The process.
@@ -286,9 +287,9 @@ class DiskWatch:
     async def _deleted_files(self, child: RunningChild) -> DeletedFiles:
         """Collect the deleted files of all processes of a run.
 
-        If code may start programs, a process that has lost its parent is a child of the fork server. If runs have no
-        users of their own, only the folder in which its deleted files lay shows to which run such a process belongs; it
-        is killed if it hides its files.
+        If code may start programs, the fork server adopts each process whose parent has ended. The user of such a
+        process shows to which run it belongs. If runs have no users of their own, only the folder in which its deleted
+        files lay shows this; a process that hides its files is then killed.
 
         Raises:
             HiddenFilesError: Code may start programs, and a process of the run has made its open files unreadable.
@@ -400,7 +401,7 @@ _MEMORY_TOLERANCE: Final = 512 * _MEBIBYTE  # the kernel accounts for freed memo
 def unaccounted_memory() -> int:
     """Return the bytes of memory that no process, cache or kernel table accounts for; 0 if unknown.
 
-    Drivers hold such memory. So does code that finds a way to keep memory without mapping it, and no limit counts it.
+    Drivers use such memory. So does code that finds a way to keep memory without mapping it; no limit covers this.
     """
     try:
         lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
@@ -432,9 +433,10 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def checking_end(self, slot: int) -> Iterator[None]:
-        """Measure the memory that ending a child inside this context frees; warn if the run may have evaded its limit.
+        """Measure how much memory is freed when the context ends a child; warn if the run may have evaded its limit.
 
-        Only unaccounted memory that grew during the run and is freed by its end counts: other programs use memory too.
+        Other programs use memory too. Therefore, unaccounted memory counts only if it has grown during the run and is
+        freed at its end.
         """
         before, at_end = self._before.pop(slot, None), unaccounted_memory()
         yield

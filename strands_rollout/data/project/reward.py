@@ -5,7 +5,7 @@ from typing import Any
 
 
 def score(response: str, label: str) -> dict[str, Any]:
-    """Return a score of 1 for the right amount, less than 0.3 for a wrong amount (the nearer, the more), else 0.
+    """Return a score of 1 for the right amount, less than 0.3 for a wrong amount (more if it is nearer), else 0.
 
     Args:
         response: The policy's final answer, without its reasoning.

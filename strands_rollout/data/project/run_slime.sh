@@ -110,8 +110,8 @@ command -v ray >/dev/null || fail "no 'ray' on the PATH; work in the image slime
 strands-rollout config --json "$here/rollout.yaml" >/dev/null
 printf '%q ' "${command[@]}" | strands-rollout doctor --flags - --slime-dir "$slime"
 if ! ray status >/dev/null 2>&1; then
-  # --block ties this Ray to its process: ending the process ends this Ray and no other. It ignores HUP, so that a closed
-  # terminal ends this script first.
+  # --block ties this Ray to its process: ending the process ends this Ray and no other. The process ignores HUP, so that a
+  # closed terminal ends this script first.
   (trap '' HUP && exec ray start --head --block --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1) >&2 &
   trap 'kill $! && wait || true' EXIT
   until ray job list --address="$ray" >/dev/null 2>&1; do

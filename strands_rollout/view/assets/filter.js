@@ -31,8 +31,8 @@ function addRewardParts() {
   }
 }
 
-// Return the number of failed calls: the sum over tools, where code that exits with an error counts too; if it is 0, the episode's
-// own count, if known.
+// Return the number of failed calls, summed over tools; code that exits with an error counts as failed. If the sum is 0, return the
+// episode's own count, if known.
 function failedCalls(row) {
   const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
   return ofTools || row.errors === null ? ofTools : row.errors;

@@ -53,7 +53,7 @@ function depthOf(tokens) {
   return most;
 }
 
-// Return the nodes of a token; children of the token go into the first.
+// Return the nodes of a token; the token's children go into the first node.
 function nodesOf(token) {
   switch (token.type) {
     case "heading_open": return [make("p", "h " + token.tag)];
@@ -76,7 +76,7 @@ function linkTarget(token, name) {
   return make("span", "dim", ` (${token.attrGet(name)}${title ? ` "${title}"` : ""})`);
 }
 
-// Rule of markdown-it for $$ ... $$ and \[ ... \] from the start of a line to the end of a line; unclosed, it is text.
+// Rule of markdown-it for $$ ... $$ and \[ ... \] from the start of a line to the end of a line; an unclosed formula is text.
 function formulaBlock(state, first, last, silent) {
   const lineAt = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
   const close = { $$: "$$", "\\[": "\\]" }[lineAt(first).slice(0, 2)];

@@ -153,7 +153,7 @@ function stopBars(byRun) {
   return barChart("how episodes ended", entries);
 }
 
-// Return the action of a bar whose name is a value of a field: filter by it.
+// Return the action of a bar whose name is a value of `field`: filter the list by this value.
 function filterByName(field, name) {
   const word = `${field}="${name}"`;
   return { act: () => toggleWords(field, [word]), marked: byId("query").value.includes(word) };

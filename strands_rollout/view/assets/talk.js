@@ -135,7 +135,7 @@ function contextCard(detail, marks, section, text, parts) {
   return element;
 }
 
-// Append a text: control tokens as chips, repeated ones as one chip; other text as Markdown or raw.
+// Append a text: control tokens as chips, with one chip for repeated tokens; other text as Markdown or raw.
 function appendText(target, text, isProse = false) {
   if (!text.trim()) return;
   const isRendered = isProse && !state.isPlain;

@@ -292,12 +292,14 @@ def wrap_tools(
 ) -> None:
     """Replace the tools in the agent's registry by `BoundedTool`s, under names that Strands accepts in calls.
 
-    The tools named in `self_timed` get no timeout, since they time their calls themselves.
+    The tools named in `self_timed` get no timeout, since they time their calls themselves. An agent that several
+    episodes use as a tool is wrapped by each of them; only the wrappers of the last episode are kept.
     """
     registry = agent.tool_registry.registry
     names, tools = callable_names(registry.keys()), [*registry.items()]
     registry.clear()
-    for name, tool in tools:
+    for name, registered in tools:
+        tool = registered.inner if isinstance(registered, BoundedTool) else registered
         limit_s = None if name in self_timed else timeout_s
         registry[names[name]] = BoundedTool(tool, timeout_s=limit_s, stats=stats, span=span, name=names[name])
 

@@ -194,6 +194,11 @@ class BoundedTool(WrappedTool):
         self._span = span
 
     @property
+    def inner(self) -> AgentTool:
+        """The wrapped tool; a sync function is already wrapped so that it runs in a thread of its own."""
+        return self._tool
+
+    @property
     def is_simple(self) -> bool:
         """True if the tool is a decorated function that gets only its arguments, not the agent or the tool context."""
         if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more

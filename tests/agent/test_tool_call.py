@@ -1,4 +1,4 @@
-"""`BoundedTool` and `ToolStats`: time limits, a thread per call, and counts; `callable_names`."""
+"""`BoundedTool` and `ToolStats`: time limits, a thread per call, and counts; `callable_names`, `wrap_tools`."""
 
 import asyncio
 import sys
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from harness import ANSWER, TOOL_CALL, run
-from strands import tool
+from strands import Agent, tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
+from strands_rollout.agent.limits import wrap_tools
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats, callable_names
 from strands_rollout.errors import SandboxError, ToolError
 
@@ -188,3 +189,19 @@ def test_tool_stats_count_overlapping_calls_once() -> None:
     stats.begin_call(20.0)
     stats.end_call(20.0, 21.0)
     assert (stats.seconds, stats.waited_s) == (10.0 + 3.0 + 1.0, 10.0 + 1.0)
+
+
+OLD_STYLE = PythonAgentTool("old", {"name": "old", "description": "", "inputSchema": {}}, lambda *_, **__: {})
+
+
+@pytest.mark.parametrize("inner", [thread_name, sleep_long, OLD_STYLE], ids=["sync", "async", "module"])
+async def test_wrap_tools_replaces_the_wrapper_of_an_earlier_episode(inner: Any) -> None:
+    agent = Agent(tools=[inner], callback_handler=None)
+    stats = [ToolStats() for _ in range(1200)]  # an agent that many episodes use as a tool
+    for timeout_s, one in enumerate(stats, 1):
+        wrap_tools(agent, timeout_s / len(stats) / 10, (), one)
+    [bounded] = agent.tool_registry.registry.values()
+    use: Any = {"toolUseId": "c", "name": bounded.tool_name, "input": {}}
+    events = [event async for event in bounded.stream(use, {})]
+    assert [bool(one.calls) for one in stats] == [False] * 1199 + [True]
+    assert len(events) == 1

@@ -1,7 +1,7 @@
 """A step's rollouts: groups of samples that `generate` played and `reward_func` graded, and the batch made of them.
 
-An aborted episode is resumed in the next step, like slime's partial rollouts. To continue the
-order of prompts, a resumed run needs only its position in this order.
+An aborted episode is resumed in the next step, as in slime's partial rollouts. Of the order of prompts, a checkpoint
+stores only the position: a resumed run computes the order again from its seed.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
 checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
@@ -119,7 +119,8 @@ class RolloutCollector:
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
-        waiting: The groups that an abort interrupted, or that finished in excess; the next call of `collect` uses them.
+        waiting: The groups that an abort interrupted, or that finished but were not needed. The next call of `collect`
+            uses them.
 
     Args:
         player: Plays the episodes; they end early once `abort_flag` is set.
@@ -127,8 +128,8 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: True if `collect` returns all groups that were begun, with their aborted episodes; a deliberate
-            fault for experiments.
+        trains_aborted: True if `collect` returns all groups that were begun, with their aborted episodes. This is a
+            deliberate fault, for experiments.
     """
 
     def __init__(
@@ -225,10 +226,11 @@ class RolloutCollector:
 
 
 def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return accuracy, mean reward and its parts, and, if any, the number of episodes that got no verdict.
+    """Return the accuracy, the mean reward and the means of its parts, and the number of episodes without a verdict.
 
-    The means exclude these episodes, because the reward would fail for them again. An outage raises an error:
-    a failed episode is not a wrong answer, and the remaining rows are not the held-out set.
+    This number is left out if it is 0. The means exclude episodes without a verdict, for which the reward would fail
+    again in a repeated run. But an outage raises an error: a failed episode is not a wrong answer, and means over the
+    remaining rows would not describe the held-out set.
 
     Raises:
         TrajectoryError: Episodes or their judge failed, or the reward failed for every answer.
@@ -251,10 +253,13 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def error_summary(samples: Sequence[Sample]) -> str:
-    """Return up to 5 distinct errors of episodes and their rewards as text; say so if no episode or no error exists."""
+    """Return up to 5 distinct errors of episodes and their rewards, as text.
+
+    If there is no episode or no error, the text says so.
+    """
     if not samples:
         return "no episode has finished"
-    errors = {facts_of(sample).error or reward_details(sample).get("error") for sample in samples} - {None}
+    errors = {facts_of(sample).error or reward_details(sample).get("error") for sample in samples} - {None, ""}
     return "; ".join(sorted(map(str, errors))[:_MAX_ERRORS]) or "no episode reported an error"
 
 
@@ -315,9 +320,9 @@ class StepBatch:
         samples: All samples, flat, in the order of groups.
         sequences: The samples with at least one trained token, for the loss.
         drifts: The drift of the samples for which it was measured.
-        measured: More facts about the drift of the same samples; empty unless tokens are trained as sampled.
+        measured: Details of the drift of the same samples; empty if the method does not train tokens as sampled.
         dropped_groups: The number of groups whose advantages are all 0, for example because their rewards are equal.
-            `sequences` still has their samples; if KL and entropy are off, these have no gradient.
+            `sequences` still has their samples, which have no gradient if KL and entropy are off.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
 
@@ -395,7 +400,7 @@ class TrainedSample:
 
     @property
     def version(self) -> str | None:
-        """The weight version that sampled the whole sample; None if there were several, or it is unknown."""
+        """The weight version that sampled all of the sample's tokens; None if there were several, or it is unknown."""
         versions = {version for *_, version in facts_of(self.sample).spans or []}
         return versions.pop() if len(versions) == 1 else None
 
@@ -586,7 +591,10 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Return the share of tokens of older weights, and the largest staleness; unknown versions count as 0."""
+    """Return the share of tokens that older weights sampled, and the largest staleness.
+
+    A token of an unknown version counts as sampled by the current weights.
+    """
     tokens_by_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, span_version in facts_of(sample).spans or []:

@@ -23,6 +23,7 @@ from strands_rollout.train.rollouts import (
     RolloutCollector,
     TrainingMethod,
     check_gap,
+    error_summary,
     held_out_metrics,
 )
 
@@ -69,6 +70,13 @@ def collector_of(held: set[int] | None = None, **changed: Any) -> tuple[RolloutC
 
     few = options(**{"prompts": 3, "samples_per_prompt": 2, "concurrency": 4, "seed": 5, **changed})
     return RolloutCollector(player, ROWS, few, abort, abort_flag), player  # type: ignore[arg-type]
+
+
+def test_error_summary_leaves_out_samples_without_an_error() -> None:
+    graded = Sample(reward={"score": 1.0, "error": ""}, metadata={"strands_rollout": {"error": None}})
+    failed = Sample(metadata={"strands_rollout": {"error": "the engine is gone"}})
+    assert error_summary([graded, failed, Sample()]) == "the engine is gone"
+    assert error_summary([graded]) == "no episode reported an error"
 
 
 def positions(groups: list[list[Sample]]) -> list[int]:

@@ -59,9 +59,9 @@ def table(
 ) -> None:
     """Measure the table of docs/performance.md: costs relative to other clients, memory, event-loop lag and start-up.
 
-    Takes about 45 minutes on two idle cores. Prints the medians and quartiles over the rounds. If something is missing
-    that a row needs, the row says so. Ctrl-C ends the run and prints what was measured; --out is written after each
-    round. Exits with 130 if it was interrupted, else with 1 if a measurement failed.
+    Takes about 45 minutes on two idle cores. Prints the medians and quartiles over the rounds. If something that
+    a row needs is missing, the row says so. Ctrl-C ends the run and prints what was measured; --out is written after
+    each round. Exits with 130 if it was interrupted, else with 1 if a measurement failed.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.table import GROUPS, QUICK_SIZES, Sizes, as_markdown, measure_all, start_run
@@ -127,7 +127,7 @@ def client(
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure the cost of an episode for its client, compared with other clients and with requests alone.
+    """Measure what an episode costs its client, compared with other clients and with the requests alone.
 
     A scripted engine on its own core answers immediately. Each variant plays the same tokens in fresh processes, and
     every token is checked. Prints tables in Markdown. Exits with 1 if a measurement failed, for example because a
@@ -296,7 +296,7 @@ def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) 
 
 
 def check_writable(path: Path | None) -> None:
-    """Create the folder of an output file and check that the file can be written, before minutes of measurements.
+    """Create the folder of an output file and check that the file can be written; the measurements take minutes.
 
     Raises:
         ConfigError: The folder can't be created, or the file can't be written.
@@ -363,7 +363,7 @@ def _check_choices(option: str, names: list[str], known: tuple[str, ...]) -> lis
 
 
 def _tokenizer_dir(given: Path | None) -> Path:
-    """Return the tokenizer folder of the option, else of the environment variable, else of the shipped model."""
+    """Return the tokenizer folder `given`, else the one that the environment variable names, else the shipped one."""
     from benchmarks.client import SHIPPED_TOKENIZER_DIR
 
     named = os.environ.get(_TOKENIZER_VARIABLE)

@@ -1,7 +1,7 @@
 """The variants with an agent: this package, its workers, gateway and sub-agents, strands-sglang, Strands' OpenAI model.
 
 Unless a step `runs_code`, their code tool runs nothing: it knows each script's code and output. It has the name,
-description and schema of the real code tool, so that prompts are the scripts'. See `benchmarks.variants`.
+description and schema of the real code tool, so that prompts equal those of the scripts. See `benchmarks.variants`.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ EVENTS: Final = (
     BeforeToolCallEvent,
     AfterToolCallEvent,
 )
-_SCRIPTS_VARIABLE: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # the files of scripts, for episode workers
+_SCRIPTS_VARIABLE: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # paths of the scripts, for episode workers
 _RESULTS: Final[dict[str, str]] = {}
 
 
@@ -63,7 +63,7 @@ def register_results(scripts: Iterable[Script]) -> None:
 
 
 def _known_results() -> Mapping[str, str]:
-    if not _RESULTS:  # an episode worker
+    if not _RESULTS:  # in an episode worker
         for path in os.environ[_SCRIPTS_VARIABLE].split(os.pathsep):
             register_results(load_scripts(Path(path)))
     return _RESULTS
@@ -71,7 +71,7 @@ def _known_results() -> Mapping[str, str]:
 
 @tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
 async def answer_from_script(code: str) -> str:
-    """Return the script's result for this code; unknown code is an error."""
+    """Return the result that the scripts have for `code`; fail if no script has it."""
     return _known_results()[code]
 
 
@@ -193,7 +193,7 @@ class OursOnWorkers(Ours):
 
 
 class ThroughGateway(Ours):
-    """The same episode as an agent program on the gateway; the program's client runs in the scripted engine's process.
+    """Plays the same episodes as agent programs on the gateway; their client runs in the scripted engine's process.
 
     `engine_port_and_api` is a class attribute because the program is called without the job.
     """
@@ -209,7 +209,7 @@ class ThroughGateway(Ours):
 
 
 async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
-    """Play an episode through the gateway, as a user's agent program: make the scripted engine's process its client.
+    """Be a user's agent program: let the client in the scripted engine's process play an episode through the gateway.
 
     Raises:
         WrongEpisodeError: The client did not play the episode.

@@ -1,7 +1,7 @@
 """A measured process of the comparison of checkouts: it plays the rounds requested on stdin and prints their figures.
 
-It also runs on the package of an older checkout. So it imports only names that every version has, `generate` and
-`Sample`, and nothing of the other benchmark modules.
+It also runs on the package of an older checkout. So it imports only names that every version has, such as `generate`
+and `Sample`, and none of the other benchmark modules.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _EVENTS: Final = (
 
 @tool(name=_TOOL["name"], description=_TOOL["description"], inputSchema={"json": _TOOL["parameters"]})
 async def tool_from_script(code: str) -> str:
-    """Return the script's result for this code; unknown code is an error."""
+    """Return the result that the scripts have for `code`; fail if no script has it."""
     return _RESULTS[code]
 
 
@@ -99,7 +99,7 @@ class Player:
         )
 
     async def play(self, turns: int, episodes: int, concurrency: int) -> list[tuple[Any, Any]]:
-        """Play this number of episodes with this number of tool turns.
+        """Play `episodes` episodes with `turns` tool turns each, `concurrency` of them at once.
 
         Returns:
             Each episode's script and sample.

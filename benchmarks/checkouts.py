@@ -30,8 +30,8 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 Figures = dict[str, float]
 """Figures by name; names contain the units."""
 Play = Callable[[Mapping[str, Any]], Figures]
-"""Function that makes a process play a round, such as {"measure": "cpu", "turns": 5, "episodes": 64, "concurrency":
-64}."""
+"""Function that makes a process play the round that its argument describes, such as {"measure": "cpu", "turns": 5,
+"episodes": 64, "concurrency": 64}."""
 AGENTS: Final = ("plain", "hook", "factory", "gateway")
 MEASURES: Final = ("cpu", "memory")
 _PLAYER: Final = Path(__file__).with_name("checkout_player.py")
@@ -160,7 +160,7 @@ def _play_in_turn(players: Sequence[Play], request: Mapping[str, Any], *, is_rev
 def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], port: int) -> Path:
     """Write the processes' job to a file and return its path.
 
-    The job holds the values themselves, because the package names them differently in different versions.
+    The job contains the values of the package's constants, because their names differ between versions.
     """
     core, _ = client_and_engine_core()
     job = {

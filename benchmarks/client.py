@@ -55,7 +55,8 @@ _TOOL_TURNS: Final = 640
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
-# Measurements of a variant at more turns than these take minutes, so they run in one round only, with few episodes.
+# The most turns of an episode that a variant plays in every round. Measurements with more turns take minutes, so they
+# run in one round only, with few episodes.
 _MAX_REPEATED_TURNS: Final = {"openai": 0, PEER: 40}
 _FEW_EPISODES: Final = {PEER: 8}
 _DETAIL_TURNS: Final = 5
@@ -86,7 +87,7 @@ class BenchProcessError(RolloutError):
 class ClientOptions:
     """Options of a run, which measures each variant at each number of tool turns and of concurrent episodes.
 
-    With `episodes` None, the number of episodes depends on the turns; `code_episodes` is the number of episodes that
+    If `episodes` is None, the number of episodes depends on the turns. `code_episodes` is the number of episodes that
     run at once with the real code tool.
     """
 
@@ -315,8 +316,8 @@ def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: boo
     """Run the engine, which answers from files of scripts, until the block ends; yield its port.
 
     The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach the
-    engine. The engine is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a
-    script's, and a request may have images of `IMAGE_TOKENS` tokens.
+    engine. The engine is pinned to `core` (None for any). With `any_input`, only the end of a request's input must
+    match a script, and a request may have images of `IMAGE_TOKENS` tokens.
 
     Raises:
         BenchProcessError: The engine does not start, or a measurement in the block failed; the message has the end of
@@ -394,7 +395,7 @@ def run_job(job: Job) -> Figures:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return this environment, with the benchmarks on PYTHONPATH."""
+    """Return this process's environment variables, with the benchmarks on PYTHONPATH."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
 

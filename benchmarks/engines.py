@@ -51,7 +51,7 @@ _CACHE_LABELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Concurrent requests, each for a prompt of `prompt_tokens` and exactly `new_tokens`.
+    """Concurrent requests, each with a prompt of `prompt_tokens` tokens and for exactly `new_tokens` new tokens.
 
     `cache` is the content of the engine's prefix cache before the requests: "distinct": other prompts; "flushed":
     nothing; "again": the prompts of the requests; "shared": nothing, and all requests have the same prompt.
@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def counted_tokens(self) -> int:
-        """Number of tokens that the rate counts."""
+        """Number of tokens from which the rate is computed: those of the prompts for "prefill", else the new tokens."""
         return self.requests * (self.prompt_tokens if self.kind == "prefill" else self.new_tokens)
 
 
@@ -229,12 +229,12 @@ class EngineBenchmark:
     """Sizes of the measurements.
 
     Attributes:
-        concurrencies: Numbers of concurrent requests for decoding.
-        decode_prompt_tokens: Tokens of each prompt for decoding, before `decode_new_tokens`.
-        prefill_tokens: Lengths of long prompts, in addition to the longest that the context allows; longer prompts are
-            left out.
-        samples: Number of concurrent requests with prompts of `sample_prompt_tokens`, before `sample_new_tokens`; they
-            are measured with one prompt for all, and with a prompt for each.
+        concurrencies: Numbers of concurrent requests with which decoding is measured.
+        decode_prompt_tokens: Tokens of each prompt when decoding is measured; each answer has `decode_new_tokens`.
+        prefill_tokens: Lengths of the prompts with which prefill is measured, if they fit into the context; the longest
+            prompt that fits is measured too.
+        samples: Number of concurrent requests with prompts of `sample_prompt_tokens` and answers of
+            `sample_new_tokens`; measured once with the same prompt in all requests, and once with different prompts.
         rounds: Number of measured rounds of all workloads on all engines, after `warmup_rounds`.
     """
 
@@ -263,8 +263,9 @@ class EngineBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class ComparedEngines:
-    """Engines to compare: running engines by name, which nobody else may use meanwhile, and engines to start.
+    """Engines to compare: the URLs of running engines by name, and engines to start.
 
+    Nobody else may use the running engines during the benchmark.
     SGLang is started on this CPU with `scripts/sglang_cpu.sh`; see `has_sglang`.
     """
 

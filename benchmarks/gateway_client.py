@@ -37,7 +37,7 @@ _APIS: Final[Mapping[str, tuple[str, str, list[Any], dict[str, Any]]]] = {
 
 
 async def play(api: str, url: str, key: str, question: str, results: Sequence[str]) -> None:
-    """Play an episode whose tool answers with these results, one per turn, over one connection.
+    """Play an episode over one connection; the tool call of each turn gets the next of the `results`.
 
     Raises:
         ValueError: The gateway refused a request.

@@ -51,13 +51,13 @@ class LoopLag:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of all values does not exceed; None without values."""
+    """Return the smallest value v such that at least `share` of the values are <= v; None if there are no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile of at least one value."""
+    """Return the first and third quartile; there must be at least one value."""
     if len(values) == 1:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4)
@@ -69,7 +69,7 @@ def usable_cores() -> list[int]:
 
 
 def pin_to(core: int | None) -> None:
-    """Pin this process and its children to a core; None changes nothing."""
+    """Pin this process and its future children to a core; do nothing if `core` is None."""
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
 
@@ -86,7 +86,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def tree_cpu_s(root: int) -> float | None:
-    """Return the CPU seconds of a process, its descendants and all children they have reaped; None without /proc."""
+    """Return the CPU seconds of a process, its descendants and all reaped children; None if there is no /proc."""
     stats = _process_stats()
     if not stats:
         return None
@@ -107,9 +107,9 @@ def threads_cpu_s(pids: Sequence[int]) -> float | None:
 
 
 def memory_mb(root: int) -> dict[int, tuple[float, float]]:
-    """Return the private memory (USS) of each readable descendant and its memory with a share of shared pages (PSS).
+    """Return the USS (private memory) and the PSS (private memory and a share of shared pages) of each descendant.
 
-    Both are in mebibytes, by process id.
+    Both are in mebibytes, by process id. Descendants that this process may not read are left out.
     """
     found = {}
     for pid in process_tree(root)[1:]:
@@ -137,7 +137,7 @@ def oldest_children(root: int, depth: int) -> list[int]:
 
 
 def listening_process(port: int) -> int | None:
-    """Return the lowest id of the visible processes that listen on an IPv4 port of this machine; None without one."""
+    """Return the lowest id of the visible processes that listen on an IPv4 port of this machine, or None."""
     try:
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     except OSError:

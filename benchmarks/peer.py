@@ -81,7 +81,7 @@ def peer_versions() -> dict[str, str]:
 def find_python() -> str | None:
     """Return the first Python that strands-sglang supports; None if there is none.
 
-    If `PYTHON` is set, only that Python is tried, else those on the PATH and those of pyenv.
+    If `PYTHON` is set, try only that Python, else the Pythons on the PATH and of pyenv.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     installed = [str(path) for name in _PYTHON_NAMES for path in pyenv.glob(f"*/bin/{name}")]

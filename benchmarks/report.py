@@ -88,7 +88,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
-    """Return the cost of a turn, its growth, and the ratio of the trajectory's cost to that of "ours"."""
+    """Return a table of the cost of a turn, its growth, and its ratio to that of "ours"."""
     figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
     found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
     lines = []
@@ -112,7 +112,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:
-    """Return the ratios that the table of CPU lacks: of this package's variants to "ours", and of 80 to 20 turns."""
+    """Return the ratios that are not in `_cpu_table`: of this package's variants to "ours", and of 80 to 20 turns."""
     lines = [
         [
             row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),
@@ -189,12 +189,12 @@ def _profile_table(one: Row) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return a number with at least three significant digits if it has them, and no exponent for large numbers."""
+    """Format a number with at least three significant digits if it has them, and without an exponent if it is large."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; "" without lines."""
+    """Return a Markdown table; "" if there are no lines."""
     if not lines:
         return ""
     rule = ["---", *["---:"] * (len(head) - 1)]

@@ -228,14 +228,14 @@ def _figure_labels() -> dict[str, str]:
 
 
 FIGURES: Final = _figure_labels()
-"""Key in JSON, with the unit -> label in the table."""
+"""Key of a figure in JSON, which contains the unit -> label of the figure in the table."""
 
 
 def figures_of(samples: Samples) -> Figures:
     """Return all figures of a contender.
 
-    The p50 of calls, and a figure that each round has once, are medians over the rounds. A p99, and all figures of the
-    lag, are over all rounds together. Memory is measured once.
+    The p50 of calls, and a figure that each round has once, are medians over the rounds. Each p99, and all figures of
+    the lag, are computed from the values of all rounds together. Memory is measured once.
     """
     found: Figures = dict.fromkeys(FIGURES)
     for program, rounds in samples.calls_ms.items():

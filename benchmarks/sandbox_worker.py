@@ -152,7 +152,7 @@ class OwnExecutor(Contender):
 
 
 def make_contender(name: str, slots: int | None = None) -> Contender:
-    """Return a contender that can run `slots` calls at once; None for its default."""
+    """Return a contender that can run `slots` calls at once, or its default number if `slots` is None."""
     if name == "cold_python":
         return ColdPython()
     if name == "camel":

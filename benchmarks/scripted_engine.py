@@ -2,7 +2,7 @@
 
 Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]
 [--image-tokens N]`. It prints its port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths.
-Answers have the form of SGLang 0.5.2x's and are encoded once. Requests for tokens that no script expects are refused;
+Answers have the form of SGLang 0.5.2x and are encoded once. Requests for tokens that no script expects are refused;
 with --any-input, only the last tokens of a request are compared. The process also plays the gateway's clients.
 """
 
@@ -81,7 +81,7 @@ def _generate_answer(script: Script, number: int, input_logprobs_from: int | Non
 
 
 def _input_logprobs(script: Script, number: int, start: int | None) -> list[list[Any]]:
-    """Return [logprob, id, text] of the input from `start` on; the first has no logprob, as in SGLang."""
+    """Return [logprob, id, text] of each input token from `start` on; as in SGLang, the first logprob is None."""
     if start is None:
         return []
     ids, drawn = script.input_ids(number)[start:], script.logprobs()
@@ -175,7 +175,7 @@ class _Scripts:
         return answer
 
     def _extra_image_tokens(self, body: bytes) -> int:
-        """Return the number of tokens that the request's images add to its ids, which have one token for each."""
+        """Return how many more tokens the images of a request have than its ids, in which each image is one id."""
         return body.count(_IMAGE) * (self._image_tokens - 1)
 
     def _encode(self, tail: bytes, input_logprobs_from: int | None, length: int | None) -> tuple[bytes, bytes]:

@@ -34,7 +34,7 @@ _START: Final = Step("start", "ours", turns=0, concurrency=0, episodes=0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of episodes: at once for the memory and the lag, and in all for the growth of memory."""
+    """Numbers of episodes: concurrent ones for memory and lag, all together for the growth of memory."""
 
     memory: int = 256
     lag: int = 2_048
@@ -53,7 +53,7 @@ class Row:
         name: Meaning of the figure, with its unit.
         steps: The measurements that the figure needs.
         figure: Returns the row's figure, given the figures of each of its steps.
-        goal: The largest figure that meets the goal; None without a goal.
+        goal: The largest figure that meets the goal; None if there is no goal.
         rounds: The most rounds in which the row is measured; None for all.
     """
 
@@ -157,7 +157,7 @@ GROUPS: Final = tuple(dict.fromkeys(row.group for row in all_rows(Sizes())))
 
 @dataclass(slots=True)
 class Run:
-    """A run of the table, which holds what was measured so far.
+    """A run of the table's measurements, with the figures measured so far.
 
     Attributes:
         facts: Versions, machine, command and tokenizer.
@@ -176,7 +176,7 @@ class Run:
     measured: list[dict[Step, Figures]] = field(default_factory=list)
 
     def plan(self, number: int) -> Iterator[Step]:
-        """Yield the steps of a round; comparable steps follow each other, each round beginning with another of them."""
+        """Yield the steps of a round; comparable steps follow each other, and each round starts with another one."""
         rows = [row for row in self.rows if number < (row.rounds or self.rounds)]
         steps = dict.fromkeys(step for row in rows for step in row.steps)
         possible = (step for step in steps if step not in self.skipped)
@@ -259,7 +259,7 @@ def as_markdown(result: Mapping[str, Any]) -> str:
             lines.append([row["name"], format_number(row["median"]), interval, str(len(row["values"])), goal])
         else:
             word = "failed" if "failed" in row else "skipped"
-            # an error may have the output of a process, whose last line has the reason
+            # an error may contain a process's output, whose last line is the reason
             lines.append([row["name"], f"{word}: {row[word].strip().splitlines()[-1]}", "", "", goal])
     return f"{heading(result)}\n\n{markdown(['', 'median', 'quartiles', 'rounds', 'goal'], lines)}"
 

@@ -56,7 +56,7 @@ class Step:
     def has_script_prompts(self) -> bool:
         """True if the prompts are those of the scripts.
 
-        They are not if the real code tool's description, a question of each episode's own, or an image is in them.
+        They are not if they contain the real code tool's description, a question of the episode's own, or an image.
         """
         return not (self.runs_code or self.kind == "growth" or self.variant == WITH_IMAGES)
 

@@ -227,7 +227,7 @@ async def growth(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     """Measure the memory that stays behind after many episodes; the sample of each is freed when the episode ends.
 
     Each episode has a prompt of its own, as each group has in training, so that a cache without a limit would grow.
-    The growth counts from the end of the first tenth of the episodes, which fills the caches that have a limit.
+    The growth is measured from the end of the first tenth of the episodes, which fills the caches that have a limit.
     """
     resident, blocks = [], []
     tenth = max(1, job.step.episodes // 10)
@@ -286,7 +286,7 @@ MEASURES: Final[Mapping[JobKind, Measure]] = {
 
 
 async def _collect_garbage() -> None:
-    """Free objects that only cycles or unfinished generators hold; the loop ends generators asynchronously."""
+    """Free objects in reference cycles and in unfinished generators; the loop ends generators asynchronously."""
     for _ in range(3):
         gc.collect()
         await asyncio.sleep(0.05)
@@ -302,7 +302,7 @@ def _fetch_counters(port: int) -> dict[str, float]:
 
 
 def array_bytes(arrays: Iterable[list[int] | list[float] | None]) -> int:
-    """Return the bytes of lists and of the numbers in them; each number counts once."""
+    """Return the bytes of lists and of the numbers in them; an object that occurs several times is counted once."""
     lists = [array for array in arrays if array is not None]
     numbers = {id(number): number for array in lists for number in array}
     return sum(map(sys.getsizeof, lists)) + sum(map(sys.getsizeof, numbers.values()))
@@ -318,7 +318,7 @@ def _reset_peak() -> bool:
 
 
 def _status_bytes(name: str) -> int:
-    """Return the resident memory in bytes: now (VmRSS) or at its peak (VmHWM); without /proc, the peak so far."""
+    """Return the resident memory in bytes: now (VmRSS) or at its peak (VmHWM); if there is no /proc, the peak."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

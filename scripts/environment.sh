@@ -74,7 +74,7 @@ with_progress() {
   local status=0 counter
   (
     minutes=0
-    trap 'kill $(jobs -p) 2>/dev/null; exit' TERM # kill the sleep too, which keeps stderr open: a caller may wait for its end
+    trap 'kill $(jobs -p) 2>/dev/null; exit' TERM # kill the sleep, too: it keeps stderr open, and a caller may wait for stderr's end
     while sleep 60 & wait $! && kill -0 $$; do
       minutes=$((minutes + 1))
       echo "... still installing after $minutes min" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs, once and with npm, the agents and API clients on Node that the tests marked real run against the gateway.
+# Installs, once, the agents and API clients on Node that the tests marked `real` run against the gateway. Needs npm.
 #   bash scripts/gateway_clients.sh install
 # Installs 1.1 GB into .node-clients, or $STRANDS_ROLLOUT_NODE_CLIENTS.
 set -euo pipefail

@@ -78,7 +78,7 @@ def main(
     config: Annotated[Path, typer.Option(help="YAML file with the settings.", exists=True)] = REPOSITORY
     / "configs"
     / "gsm8k.yaml",
-    base_url: Annotated[str | None, typer.Option(help="An SGLang server; default: the embedded engine.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of SGLang; default: the embedded engine.")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the tokenizer; default: the folder that the engine names.")
     ] = None,

@@ -83,7 +83,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
-    if name == "sandbox":  # the subpackage's name before 0.3, in dotted paths of executors
+    if name == "sandbox":  # before 0.3, `code_tool` had this name; settings may name executors by that path
         return importlib.import_module(f"{__name__}.code_tool")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """asyncio helpers: a cache per event loop, tasks, event-loop admission, and work that runs once per process.
 
-Nothing binds to a loop at import.
+Importing this module needs no running event loop.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ Result = TypeVar("Result")
 class LoopCache(Generic[T]):
     """A cache with separate values for each event loop.
 
-    A value is closed when its loop shuts down its asynchronous generators, as `asyncio.run` and `asyncio.Runner` do
-    before they close the loop. The values of a loop that was closed in another way are dropped, without being closed,
-    when a new loop uses the cache.
+    The values of a loop are closed when the loop shuts down its asynchronous generators, as `asyncio.run` and
+    `asyncio.Runner` do before they close a loop. If a loop was closed in another way, its values are not closed; they
+    are dropped when a new loop uses the cache.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class LoopCache(Generic[T]):
         ] = weakref.WeakKeyDictionary()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the running loop's value for this key; make a new value if there is none or it is closed.
+        """Return the running loop's value for `key`; if there is none, or if it is closed, call `make` for a new value.
 
         Raises:
             RuntimeError: No event loop is running.
@@ -49,7 +49,7 @@ class LoopCache(Generic[T]):
         loop = asyncio.get_running_loop()
         values = self._loops.get(loop)
         if values is None:
-            # remove closed loops here: their values refer to them, so their weak keys are never collected
+            # remove closed loops here: the values of a loop refer to it, so its weak key would stay forever
             for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
             values = self._loops[loop] = {}
@@ -61,7 +61,7 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Return a started generator that closes the value when the loop shuts down its generators.
+    """Return a started generator that closes `value` when the running loop shuts down its asynchronous generators.
 
     The caller must keep a reference to the generator.
     """
@@ -118,7 +118,7 @@ def _admit_next(loop: asyncio.AbstractEventLoop) -> None:
     del _WAITING[loop]
 
 
-# waiting callers by loop; a loop has an entry while its current pass has admitted a caller
+# waiting callers, by loop; if a loop has an entry, a caller was admitted in its current pass, and the next one waits
 _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -145,10 +145,10 @@ _RUNNING_TASKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[
 
 
 async def run_once(key: Hashable, work: Callable[[], object]) -> None:
-    """Run work in a thread, once per process and key; return immediately if it has succeeded before.
+    """Run `work` in a thread, once per process and `key`; return immediately if an earlier run has succeeded.
 
     Concurrent callers on one event loop wait for the same run; callers on another loop start a run of their own. If a
-    run raises an exception, all of its callers raise it, and the next call tries again.
+    run fails, all callers that wait for it raise its exception, and the next call runs `work` again.
     """
     if key in _FINISHED_KEYS:
         return

@@ -9,7 +9,7 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 def is_user_file(filename: str) -> bool:
-    """Return True for a file outside of libraries and of this package.
+    """Return True if a file belongs neither to a library nor to this package.
 
     This package's examples count as a user's files, unless the package is in `site-packages`.
     """

@@ -4,8 +4,8 @@ Aborts are polled in one place: while blocks wait under a deadline, a timer of t
 every 0.05 s, once for all episodes with an equal `poll_key`. If the function returns true, the timer ends the blocks of
 these episodes. Other steps check before they begin (`Control.check`).
 
-Code that Strands or a user's code calls can't be passed a `Control`. Two context variables tell such code whether it
-runs in an episode (`is_in_episode`), and in which tool call (`current_call`).
+A `Control` can't be passed to code that Strands or a user's code calls. Such code reads two context variables instead:
+whether it runs in an episode (`is_in_episode`), and in which tool call (`current_call`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from strands_rollout.errors import EngineAbortedError, SandboxError
 
 ABORT_POLL_S: Final = 0.05
-ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with the tokens that it has sampled
+ABORT_GRACE_S: Final = 0.2  # time for an engine to answer an aborted request with the tokens that it has sampled
 
 EngineGrace: TypeAlias = Callable[[float], float]
 """Maps the time at which a request was sent (`time.monotonic`) to the seconds to wait for its answer after an abort."""
@@ -55,8 +55,8 @@ class Control:
         should_abort: Function that returns true once the rollout is aborted. Then blocks under a deadline end at the
             next poll, or at most `engine_grace_s` later, and other steps do not begin.
         engine_grace_s: Function that takes the time at which a request was sent, and returns the seconds for which its
-            answer is awaited after an abort. They must suffice for the answers to all requests that are aborted at
-            once.
+            answer is awaited after an abort. In this time, the engine must be able to answer all requests that are
+            aborted at once.
         poll_key: Key of `should_abort`; the function is polled once for all episodes with an equal key. None polls it
             for this episode alone.
     """
@@ -90,7 +90,7 @@ class Control:
     def deadline(
         self, timeout_s: float | None = None, *, model: Generating | None = None, during: str = ""
     ) -> "Deadline":
-        """Return a context manager that ends its block after a time, or when the rollout is aborted.
+        """Return a context manager that ends its block after `timeout_s`, or when the rollout is aborted.
 
         Args:
             timeout_s: Seconds that the block may take; None for no limit.
@@ -124,7 +124,7 @@ class Control:
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def left_s(self, limit_s: float | None) -> float | None:
-        """Return the seconds left of a limit on the whole episode; None for no limit."""
+        """Return the seconds that are left of `limit_s`, a limit on the whole episode; None if `limit_s` is None."""
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
     def step_start_s(self, seconds: float) -> float | None:
@@ -138,7 +138,8 @@ class Control:
 class Deadline:
     """Cancels its block when the time is up or the rollout is aborted; made by `Control.deadline`.
 
-    This async context manager can be used once. It raises TimeoutError, or EngineAbortedError after an abort.
+    This async context manager can be used once. After a cancelled block, it raises EngineAbortedError if the rollout
+    was aborted, else TimeoutError.
 
     Attributes:
         was_aborted: True if the rollout was aborted while the block ran.
@@ -203,7 +204,7 @@ class AbortPoller:
     """The timer of an event loop; it polls for aborts while blocks wait under a deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # weak, so that a closed loop is collected: the loop holds the timer, which holds this object
+        # weak, so that a closed loop can be collected: the loop refers to the timer, and the timer to this object
         self._loop = weakref.ref(loop)
         self._polls: dict[Hashable, _Poll] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -211,7 +212,7 @@ class AbortPoller:
 
     @property
     def late_s(self) -> float:
-        """Seconds by which the next poll is late, for example because the event loop is blocked; 0.0 without a poll."""
+        """Seconds by which the next poll is late, for example if the event loop is blocked; 0.0 if nothing waits."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
@@ -243,7 +244,8 @@ class AbortPoller:
         self._timer = None
         try:
             for key in list(self._polls):
-                # a function that raises is removed: the loop reports its error, and the next tick polls the others
+                # if a function raises, its entry stays removed: the loop logs the error, and the next tick polls the
+                # others
                 poll = self._polls.pop(key)
                 if poll.should_abort():
                     for abort in poll.waiting:

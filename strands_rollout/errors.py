@@ -42,7 +42,7 @@ class TrajectoryError(RolloutError):
 
 
 class UnsendableTextError(TrajectoryError):
-    """A prompt or turn contains the placeholder of an image or other medium, as token or text, without the medium.
+    """A prompt or turn contains the placeholder of an image or another medium, as a token or text, but not the medium.
 
     SGLang fails on such a prompt or never answers it; slime's trainer fails on such a turn.
 
@@ -136,7 +136,7 @@ class NoModelError(UnplayableAgentError):
 
 
 class BlockingCallError(UnplayableAgentError):
-    """A call, such as that of an agent without `await`, would block the event loop and thereby all its episodes."""
+    """User code makes a call that would block the event loop and all its episodes, such as an agent without `await`."""
 
 
 class TeamLimitError(RolloutError):
@@ -144,7 +144,10 @@ class TeamLimitError(RolloutError):
 
 
 class EnvironmentFaultError(RolloutError):
-    """A resource, environment, judge or evaluator failed, or a reward was aborted; never caused by the policy."""
+    """A resource, environment, judge or evaluator failed, or the rollout was aborted before the reward was computed.
+
+    The policy is never the cause.
+    """
 
 
 class LostEpisodeError(RolloutError):

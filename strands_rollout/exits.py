@@ -16,13 +16,13 @@ from strands_rollout.errors import ToolError
 class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_errors(...):`
     """Turn exceptions of a user's code that `except Exception` doesn't catch into ordinary errors.
 
-    SystemExit and KeyboardInterrupt that leave a task end the event loop and all its episodes: `sys.exit()` or argparse
-    in an async tool would end a training run. A CancelledError is turned into an ordinary error too, unless the running
-    task was cancelled. A GeneratorExit is turned into one unless it is raised outside of the task that entered the
-    block, for example because another task closes the coroutine around the block.
+    If SystemExit or KeyboardInterrupt leaves a task, it ends the event loop and all its episodes: `sys.exit()` or
+    argparse in an async tool would end a training run. A CancelledError is turned into an ordinary error too, unless
+    the running task was cancelled. A GeneratorExit is turned into an ordinary error only in the task that entered the
+    block. Elsewhere, it leaves the block unchanged, for example if another task closes the coroutine around the block.
 
-    A child process that the code has forked exits at the end of the block. The child has only a copy of this thread,
-    and would play the episode a second time, or hang.
+    If the code forks, the child process exits at the end of the block. The child has only a copy of this thread, and
+    would otherwise play the episode a second time, or hang.
 
     Args:
         what: Name of the code in the message.

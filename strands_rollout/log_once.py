@@ -1,7 +1,7 @@
-"""Log a message only once per process, such as a warning about a setting that hundreds of episodes would repeat.
+"""Log a message only once per process, such as a warning that hundreds of episodes would repeat.
 
-The driver and each episode worker log it separately, and again after a restart. A forked process doesn't repeat its
-parent's messages.
+The driver and each episode worker log the message separately, and again after a restart. A forked process doesn't
+repeat its parent's messages.
 """
 
 import logging

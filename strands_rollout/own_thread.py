@@ -26,8 +26,8 @@ def in_own_thread(
     """Return an async version of a sync function; each call has a thread of its own and the caller's context variables.
 
     A cancelled call is abandoned, and its thread continues until the function returns. With `has_grace_period`, a call
-    that ends within 0.03 s of the cancellation still returns its result, or raises. SystemExit, StopIteration and the
-    like become a ToolError whose message has the `name`, by default the function's own.
+    that ends within 0.03 s of the cancellation still returns its result, or raises its exception. SystemExit,
+    StopIteration and the like become a ToolError, whose message names the function by `name`, or else by its own name.
     """
     name = name or function_name(function)
 

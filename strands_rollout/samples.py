@@ -125,7 +125,7 @@ class Sample:
 
     @dataclass
     class PrefixCacheInfo:
-        """Number of prompt tokens, and of those read from the engine's prefix cache, summed as in `SpecInfo`."""
+        """Counts of prompt tokens: all, and those read from the engine's prefix cache; summed as in `SpecInfo`."""
 
         cached_tokens: int = 0
         total_prompt_tokens: int = 0
@@ -180,7 +180,7 @@ class Sample:
             _count_request(self, args, meta_info)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes; status and counters as plain values, the others unchanged."""
+        """Return all attributes by name; the status as a string, the counters as dicts, and the others unchanged."""
         counters = {name: dict(vars(getattr(self, name))) for name in ("spec_info", "prefix_cache_info")}
         return {**vars(self), **counters, "status": self.status.value}
 
@@ -276,7 +276,7 @@ class EpisodeFacts:
     transient_texts: int | None = None
     """Number of messages that the policy read with text that is not in the agent's history."""
     generate_s: float | None = None
-    """Seconds of requests to the engine; for the main agent, of all its segments and side conversations."""
+    """Seconds of requests to the engine; in the main agent's sample, for all of its segments and side conversations."""
     turn_s: list[float] | None = None
     """Seconds of requests to the engine, for each turn of this sample."""
     requests: list[Any] | None = None
@@ -371,10 +371,11 @@ class EpisodeFacts:
         return cls(**known)
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the facts by name, without unknown facts.
+        """Return the known facts by name.
 
-        None means unknown, with two exceptions: as `error` of an ended episode, that there was no error; as
-        `tool_parser`, that the parser has no name.
+        A fact that is None is unknown and left out, with two exceptions. In an ended episode, an `error` of None means
+        that there was no error. If `template_kwargs` is known, a `tool_parser` of None means that the parser has no
+        name.
         """
         keeps_none = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
         return {
@@ -393,7 +394,10 @@ def _fact_types() -> dict[str, type]:
 
 
 def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance of `kind`
-    """Return the value if it is a `kind`, else None; an int also fits float, and a whole float becomes an int."""
+    """Return the value if its type is `kind`, else None. Numbers must be finite.
+
+    If `kind` is float, an int is returned as it is; if `kind` is int, a float without a fraction becomes an int.
+    """
     if kind is bool or kind not in (int, float):
         return value if isinstance(value, kind) else None
     number = finite_number(value)
@@ -430,7 +434,8 @@ PART_PREFIX: Final = "parts/"
 REWARD_FAILED: Final = "error"
 """Value of `method` in the dict of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
-"""Value of `method` in the dict of a reward that failed with an EnvironmentFaultError, as when no judge answers."""
+"""Value of `method` in the dict of a reward that failed with an EnvironmentFaultError, for example because no
+judge answered."""
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
 """Values of `method` of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
@@ -485,7 +490,7 @@ def reward_details(sample: object) -> Mapping[str, Any]:
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the values of each part over all rewards, by the part's key `parts/NAME`; only finite numbers."""
+    """Return for each part, by its key `parts/NAME`, its values in all rewards; values must be finite numbers."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
         if key.startswith(PART_PREFIX) and (number := finite_number(value)) is not None:
@@ -565,7 +570,7 @@ class FinishedSample:
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest minus oldest weight version; None if there are none, or not all are integers of one numbering."""
+        """Newest minus oldest weight version; None if no version is known, or not all are integers of one numbering."""
         versions, numberings = self.weight_versions, self.facts.version_numberings or ()
         if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None

@@ -1,7 +1,7 @@
 """Find secrets in nested plain values, and mask them: by the key in a mapping, by the position in a text, or by value.
 
-Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, they are also
-the arguments of a command that are named like a secret (`--api-key x`, `TOKEN=x`).
+Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, an argument of
+a command is a secret, too, if its name is that of a secret (`--api-key x`, `TOKEN=x`).
 """
 
 import os
@@ -61,10 +61,10 @@ def mask_text(text: str) -> str:
 
 
 def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
-    """Return settings with secrets masked; references to environment variables (`${NAME}`) stay.
+    """Return settings with secrets masked; references to environment variables (`${NAME}`) are not masked.
 
-    Masks, in addition to what `mask` masks, all variables in `env` and `environment`, all headers except harmless ones
-    such as `accept`, and secrets in commands.
+    In addition to the secrets that `mask` masks, these are masked: all variables in `env` and `environment`, all
+    headers except harmless ones such as `accept`, and secrets in commands.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
@@ -84,7 +84,10 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _find_secrets_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each word of a command with its secret or "". The word itself, or the word before, names the secret."""
+    """Yield each word of a command with the secret in it, or with "" if it has no secret.
+
+    The secret's name is in the same word (`TOKEN=x`), or is the word before (`--api-key x`).
+    """
     is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""
@@ -119,9 +122,9 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
 def find_secrets(*mappings: Json) -> frozenset[str]:
     """Return the secrets in mappings, such as the environment and settings; secrets under 8 characters are left out.
 
-    Secrets are texts whose key names a secret, headers except harmless ones such as `accept`, and within other texts:
-    the passwords and secret parameters of URLs, bearer tokens, and secrets in commands. A reference to an environment
-    variable (`${NAME}`) in a text under such a key, or in a header, is replaced by the variable's value.
+    Secrets are: texts whose key names a secret; headers, except harmless ones such as `accept`; and, in other texts,
+    the passwords and secret parameters of URLs, bearer tokens, and secrets in commands. In a text whose key names a
+    secret, and in a header, a reference to an environment variable (`${NAME}`) is replaced by the variable's value.
     """
     return frozenset(text for value in mappings for text in _iter_secrets(value) if len(text) >= 8)
 

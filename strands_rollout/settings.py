@@ -119,8 +119,8 @@ class AgentCommand(_Settings):
     """A process that plays an episode.
 
     In `command`, `args`, `env` and `stdin`, `{prompt}` is replaced by the user's last message, `{task}` by the path of
-    a JSON file with all messages, and `{base_url}` (with `/v1`), `{url}` (without `/v1`), `{api_key}` and `{model}` by
-    those of the policy's endpoint.
+    a JSON file with all messages, `{base_url}` by the URL of the policy's endpoint with `/v1`, `{url}` by the same URL
+    without `/v1`, `{api_key}` by the endpoint's API key, and `{model}` by the policy's model name.
     """
 
     _string_key = "command"
@@ -129,11 +129,11 @@ class AgentCommand(_Settings):
     args: tuple[str, ...] = ()
     """Additional arguments."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Additional environment variables; `${VAR}` is replaced from the environment. The process also gets the variables
-    of the endpoint, and inherits a few others, such as PATH and the locale."""
+    """Additional environment variables; `${VAR}` is replaced from the environment. The process also gets variables with
+    the endpoint's URL, key and model, such as OPENAI_BASE_URL, and inherits a few, such as PATH and the locale."""
     cwd: str | None = None
     """Working directory, relative to the configuration's folder. Default: the process's HOME, a temporary folder that
-    has only the file `{task}`."""
+    contains only the file `{task}`."""
     stdin: str = ""
     """Text for the process's standard input."""
     exit_codes: tuple[int, ...] = (0,)
@@ -149,7 +149,8 @@ class AgentCommand(_Settings):
 REWARD_KEY: Final = "score"
 """Value for slime's `--reward-key`: the key of the number to train on, in the dict that `reward_func` returns."""
 MAX_TOOL_SHAPING: Final = 0.4
-"""Maximum that shaping adds to `wrong`: slime's strands example caps a failure at -0.6, with `wrong` at -1.0."""
+"""Maximum that tool shaping adds to `wrong`. In slime's strands example, `wrong` is -1.0 and a wrong answer scores at
+most -0.6."""
 
 
 class Judge(_Settings):
@@ -177,7 +178,7 @@ class Judge(_Settings):
     retries: int = Field(default=3, ge=0)
     """Maximum retries of a request to the API after a response of 429 or 5xx, or no response."""
     max_concurrency: int = Field(default=64, ge=1)
-    """Maximum answers that are rated at once per process; more are queued."""
+    """Maximum number of answers that are rated at once in a process; further answers are queued."""
 
     @model_validator(mode="after")
     def _check_one_model(self) -> Self:
@@ -281,15 +282,15 @@ class EpisodeWorkers(_Settings):
     """Processes on Ray that play episodes."""
 
     count: int | None = Field(default=0, ge=0)
-    """Number of workers. With null, `per_node` workers are started on each node; `per_node` must then be set. A mapping
-    without `count` means null."""
+    """Number of workers. With null, `per_node` workers are started on each node; `per_node` must then be set. In a
+    mapping with other keys but without `count`, `count` is null."""
     per_node: int | None = Field(default=None, ge=1)
-    """Maximum workers per node; with `count: null`, the number of workers per node. Default: Ray spreads the
-    workers."""
+    """Maximum number of workers per node; with `count: null`, the exact number. Default: no maximum; Ray spreads the
+    workers over the nodes."""
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that a worker reserves on Ray, from the CPUs that the engines and the trainer leave free."""
     max_episodes: int | None = Field(default=None, ge=1)
-    """Maximum episodes at once per worker; more are queued."""
+    """Maximum number of episodes that a worker plays at once; further episodes are queued."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom resources that a worker reserves on Ray, by name."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -315,7 +316,7 @@ class EpisodeWorkers(_Settings):
 
 
 class _VariableError(ConfigError):
-    """An environment variable with the default of a setting is invalid."""
+    """An environment variable that sets the default of a setting is invalid."""
 
 
 def _workers_of_environment() -> int:
@@ -369,8 +370,8 @@ class RolloutSettings(_Settings):
     """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
     Anthropic client. The function returns the text of the answer, a score, or None."""
     environment_config: str | dict[str, Any] | None = None
-    """With `agent_program`: path of a file, relative to the configuration's folder, which the program gets as
-    `task.environment_config`; for `strands_rollout.environments.verifiers.play`, the TOML of a verifiers environment.
+    """With `agent_program`: path of a file, relative to the configuration's folder. The program gets the path as
+    `task.environment_config`; `strands_rollout.environments.verifiers.play` needs the TOML of a verifiers environment.
     With `environment_factory`: the keyword arguments of that setting's function or class, as a mapping, or as a YAML or
     JSON file with a mapping."""
     agent_command: AgentCommand | None = None
@@ -379,7 +380,8 @@ class RolloutSettings(_Settings):
     """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the death of the
     process that plays it: the program is started again, and its first requests get their recorded answers, up to the
     interrupted turn. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
-    null, episodes of these three start from scratch after an abort, and fail if their episode worker dies."""
+    null, episodes of these three settings start from scratch after an abort, and fail if their episode worker
+    dies."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
     open during the episode."""
@@ -388,8 +390,8 @@ class RolloutSettings(_Settings):
     offer tools, answer as a user, and score the episode. Or the name of a library whose own environments play the
     episodes: `strands_env`."""
     environment_factory: str | None = None
-    """Environment of the library in `environment`: dotted path of a hook file, of a function that returns an
-    environment or a factory of environments, or of an environment class."""
+    """Environment of the library that `environment` names: dotted path of a hook file, of an environment class, or of a
+    function that returns an environment or a factory of environments."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
     """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score, state) in seconds."""
     hooks: tuple[str, ...] = ()
@@ -404,7 +406,7 @@ class RolloutSettings(_Settings):
     max_user_turns: int | None = Field(default=None, ge=0)
     """Maximum user messages after the first in an episode, such as answers of the environment."""
     tool_timeout_s: float | None = Field(default=60.0, gt=0)
-    """Wall-clock timeout of a tool call, in seconds. The code tool's time in the queue does not count."""
+    """Wall-clock timeout of a tool call, in seconds. The time that a code call waits in the queue does not count."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """Wall-clock timeout of an episode, in seconds."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
@@ -431,8 +433,9 @@ class RolloutSettings(_Settings):
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. With 0, the process that calls
     `generate` plays the episodes. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
-    """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
-    turn from its own tokens, or "return" the sample: as ABORTED, or as FAILED if slime can't take an ABORTED sample."""
+    """What happens if the engine aborts a turn, for example to update weights, while the rollout continues: "continue"
+    samples the rest of the turn; "return" ends the episode, and its sample becomes ABORTED, or FAILED if slime can't
+    take an ABORTED sample."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
     Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
@@ -459,12 +462,12 @@ class RolloutSettings(_Settings):
     """Return several samples per episode: the main agent's, and one for each branch of a sub-agent, each side
     conversation, and each history that was rewritten later."""
     transient_context: Literal["segment", "keep"] = "segment"
-    """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
-    after that request, as for a rewritten history; "keep" leaves the text in the context, so that the episode stays one
-    sample."""
+    """What happens to text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
+    after that request, as after a rewrite of the history; "keep" leaves the text in the context of later requests, so
+    that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
     """A function without arguments that returns True while the rollout is being aborted, or the function's dotted path.
-    Episodes end when the function returns True or slime sets its own abort flag, which a run without slime lacks."""
+    Episodes end when the function returns True. In a run with slime, they also end when slime sets its abort flag."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make collections rarer."""
@@ -594,7 +597,7 @@ def validate_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
 
 
 def reward_settings(given: object) -> RewardSettings:
-    """Return the settings in the value of the key `reward`, which may be None for the defaults.
+    """Return the reward's settings from the value of the key `reward`; the defaults if the value is None.
 
     Raises:
         ConfigError: As `settings_from_args`.
@@ -627,8 +630,8 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
 
     Raises:
         ConfigError: The file can't be read, is not a YAML mapping or lacks the key; a change is not `setting=value`; a
-            setting in the file or in `changes` is unknown or invalid; or an environment variable with a setting's
-            default is invalid.
+            setting in the file or in `changes` is unknown or invalid; or an environment variable that sets a default is
+            invalid.
     """
     given = {} if path is None else _read_key(path)
     try:
@@ -643,7 +646,7 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
 
 
 def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
-    """Return the settings and their mapping after a change.
+    """Return the settings after a change, and the changed mapping.
 
     The value is tried as YAML, then as a string, then as a comma-separated list, until the settings accept it.
 

@@ -1,7 +1,7 @@
 """Load a user's code by its dotted path, or by the path of a Python file; find files that a configuration names.
 
-Every setting and option that names code is resolved here. The error for code that is missing has a hint where possible:
-the nearest existing name, the places that were searched, or what the module defines.
+Every setting and option that names code is resolved here. If the code is missing, the error message has a hint where
+possible: the nearest existing name, the places that were searched, or what the module defines.
 """
 
 import difflib
@@ -24,13 +24,13 @@ from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _MAX_NAMES_SHOWN: Final = 8
-_folders: Final[list[Path]] = []  # searched: the folders of used configurations, and the working directory
+_folders: Final[list[Path]] = []  # to search: the folders of the configurations, and the working directory
 _modules: Final[dict[Path, ModuleType]] = {}  # imported files, by resolved path
 _import_lock: Final = threading.RLock()
 
 
 def add_config_folder(path: str | Path | None) -> None:
-    """Search files from now on in a configuration's folder, then in the working directory; add both to `sys.path`.
+    """From now on, look up files in a configuration's folder, then in the working directory; add both to `sys.path`.
 
     The folders of earlier configurations come after these two. If `path` is None, only the working directory is added,
     as the last folder, unless it is searched already. If `path` is a link, the folder of the link is searched before
@@ -91,8 +91,8 @@ def source_file(path: str) -> Path | None:
 def suggest_name(name: str, owner: object) -> str:
     """Return a hint for a missing attribute of `owner`: the closest public name.
 
-    If no name is close, the hint for a module is its file and the names that it defines; the file shows whether the
-    module is the user's or another module of the same name. For any other object, the hint is then "".
+    If no name is close, the hint for a module is its file and the names that it defines; for any other object, it is
+    "". The file shows whether the module is the user's or another module of the same name.
     """
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]
@@ -154,7 +154,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
 
 
 def _import_file(name: str, path: str) -> ModuleType:
-    """Import a Python file, once per process; `path` is the whole path for messages."""
+    """Import a Python file, once per process; `path` is the path that messages show, with the attribute if any."""
     candidates = _candidates(name)
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:

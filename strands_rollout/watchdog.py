@@ -66,8 +66,8 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: Task, frame and instruction that the last check saw; None before the first check, or if at the last check
-            the loop was not late or the check itself was late.
+        at: Task, frame and instruction that the last check saw; None before the first check, and after a check that
+            was late itself or that found the loop on time.
         since: Time of the first check that saw `at`.
         cpu_s: Processor seconds of the loop's thread at the time `since`.
         is_computing: True if a check has seen the thread runnable at or after the time `since`.
@@ -114,8 +114,8 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
     called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
         "event=event_loop_blocked seconds=%.1f: all episodes of this process, with their deadlines and aborts, are "
-        "blocked while the event loop runs %s. Use await there, or move the call to a thread: a tool that is not async "
-        "runs in one",
+        "blocked while the event loop runs %s. Use await there, or move the call to a thread. A tool that is not async "
+        "runs in a thread already",
         late_s,
         " < ".join(map(_describe_frame, called[:_MAX_SHOWN_FRAMES])),
     )

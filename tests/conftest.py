@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests marked `real` more time, since they may start an engine first; a timeout of their own stays."""
+    """Give tests marked `real` more time, since they may start an engine, unless a test sets its own timeout."""
     for item in items:
         if item.get_closest_marker("real") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_REAL_LIMIT_S))

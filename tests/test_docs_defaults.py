@@ -66,7 +66,7 @@ def claims_in(text: str) -> Iterator[tuple[str, str]]:
 
 
 def parameters_of(command: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the options of a command with their defaults, those that only the help names included."""
+    """Yield the options of a command with their defaults, including defaults that only the help text names."""
     for option in command.params:
         named = re.search(r"Default: ([^.]*)", option.help or "")
         shown = getattr(option, "show_default", None)
@@ -201,7 +201,7 @@ def existing_options() -> set[str]:
     }
     scripts = "".join(text for name, text in SOURCES.items() if name.startswith(("scripts/", "data_prep/")))
     written = re.findall(r"(?<![\w-])--[a-z][\w-]+", scripts)
-    # a launch script's options have the names of its settings, a data script's those of parameters or fields
+    # a launch script's options are named after its settings, a data script's options after parameters or fields
     names = re.findall(r"^ *setting ([A-Z_]+) |^    (\w+): ", scripts, re.MULTILINE)
     return {*flags, *options, *written, *(f"--{''.join(name).lower().replace('_', '-')}" for name in names), "--help"}
 

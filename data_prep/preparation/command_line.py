@@ -30,7 +30,7 @@ class DataSet:
     Attributes:
         script: The script's file name.
         hub_id: Repository on the hub.
-        id_source: Origin of the id, for the help.
+        id_source: Where `hub_id` is from; shown in the help.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its default configuration.
         against: Stems of the prepared evaluation files whose problems the data set should not contain.
@@ -62,7 +62,7 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the files of `against` in a folder, except the file that holds this split itself, whole or sliced."""
+        """Return the files of `against` in `folder`, except the file of `split` itself, also if it is a slice."""
         # a split may be sliced and joined: "train[:90%]+test"
         stems = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if stems != {stem}]
@@ -90,7 +90,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON inst
 
 
 def _command(only: DataSet | None, script: str) -> Callable[..., None]:
-    """Return the command of a script for a data set, or for any benchmark, with its defaults and help."""
+    """Return the command of `script`, with the defaults and help of `only`; None: a command for any benchmark."""
 
     def command(
         *,

@@ -1,8 +1,8 @@
 """Find rows of a prepared file that share words with evaluation problems.
 
 A row is contaminated by an evaluation problem if both contain the same run of `ngram_words` words, or if both consist
-of the same words; a shorter problem can only match as a whole. Words are sequences of letters and digits, so
-that LaTeX and plain notation compare alike; upper and lower case are equal. Runs that many different rows share are
+of the same words; a problem with fewer words than a run can match only as a whole. Words are sequences of letters and
+digits, so that LaTeX and plain notation compare alike; case is ignored. Runs that many different rows share are
 stock phrases ("where m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has
 at least half of a problem's runs: a problem that was copied many times is not a stock phrase.
 """
@@ -195,7 +195,7 @@ class _Search:
     def _match(self, common: list[str]) -> tuple[str, str] | None:
         """Return the words of the problem that contaminates a row with these runs, and the first run that both contain.
 
-        None if the row has less than `COPY_SHARE` of each problem's runs, and all its runs are stock phrases.
+        None if the row has less than `COPY_SHARE` of each problem's runs, and all runs in `common` are stock phrases.
         """
         shared = Counter(joined_words for run in common for joined_words in self._runs[run])
         for joined_words, count in shared.most_common():

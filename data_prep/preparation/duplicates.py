@@ -26,7 +26,7 @@ class Rejection:
     """Rows that are left out, all with the same problem and label.
 
     Attributes:
-        row: The number of the first such row.
+        row: The number of the first of these rows.
         times: The number of these rows, without removed duplicates.
         kind: The cause: "prompt", "label" or "conflict".
         reason: The reason, for the user.
@@ -133,7 +133,7 @@ class Survey:
 def _problem_key(prompt: object) -> bytes:
     """Return a key that is equal for prompts that differ only in instructions, spacing and Unicode composition.
 
-    Case and superscripts count: x² is not x2.
+    Prompts that differ in case or in superscripts get different keys: x² is not x2.
 
     Raises:
         RowError: The prompt can't be used, or is only an instruction.

@@ -76,7 +76,7 @@ class _Sentence:
     end: re.Pattern[str]
 
     def remove_from(self, text: str) -> str:
-        """Return the text without the instruction at its beginning or end; unchanged if it has none there."""
+        """Return the text without the instruction at its beginning or end; the same text if neither has it."""
         if self.needle not in text.lower():
             return text
         beginning = self.beginning.match(text)
@@ -161,7 +161,7 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
 
 
 def requested_forms(chat: Chat) -> frozenset[str]:
-    """Return the answer forms other than a box that the messages seem to ask for, for warnings."""
+    """Return the answer forms, other than a box, that the messages seem to ask for; used for warnings."""
     texts = [message["content"] for message in chat if message["role"] != "assistant"]
     return frozenset(kind for kind, asks in _FORM_REQUESTS.items() if any(map(asks.search, texts)))
 

@@ -77,7 +77,7 @@ def _as_stored(value: object) -> object:
     """Return a value as it was stored, a whole float as an int: 42.0 was 42.
 
     Raises:
-        RowError: The value was stored as a text or a number that reading has changed.
+        RowError: The value is not what was stored: it was read as a date or time, or as a float too large to be exact.
     """
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         raise RowError(f"label: got {str(value)!r}, which was read as a date or time; store the labels as text")

@@ -46,7 +46,7 @@ class Prepared:
 def prepare(request: Request, *, force: bool = False) -> Prepared:
     """Write the data file, its manifest and the rejected rows.
 
-    Without `force`, does nothing if an earlier run with the same arguments made the data file, and it is unchanged.
+    Without `force`, do nothing if an earlier run with the same arguments made the data file and the file is unchanged.
 
     Raises:
         ConfigError: An option is wrong, or a file that must not be overwritten is in the way.
@@ -165,7 +165,7 @@ def _check_rejections(choice: Choice, request: Request) -> None:
 
 
 def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
-    """Return the findings of comparing the rows that may be written with the existing evaluation files."""
+    """Compare the rows that may be written with the evaluation files that exist; return the findings."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()
@@ -179,7 +179,7 @@ def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Req
 def _write_rows(
     source: Source, columns: Columns, numbers: Sequence[int], request: Request, benchmark: Benchmark | None
 ) -> dict[str, Any]:
-    """Write the rows with these numbers to the data file; return its part of the manifest."""
+    """Write the rows with these numbers to the data file; return the manifest's entries about the file."""
     count = InstructionCount(removing=request.instruction == "remove")
     is_math = benchmark is None or benchmark.grading == "math"  # other prompts and labels are not mathematics
     names, labels_in_words, system_messages, digest = dict[str, None](), list[str](), 0, hashlib.sha256()

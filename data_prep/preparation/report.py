@@ -90,8 +90,8 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of stock phrases, which many rows share: "
-            "either the rows were made from these problems, or a row with less than half of such a problem is not "
-            "found"
+            "either the rows were made from these problems, or the problems are made of common phrases, so that a row "
+            "with less than half of such a problem is not found"
         )
 
 

@@ -1,6 +1,7 @@
 """Open a data set on the hub, at a mirror or in local files.
 
-No other module may import `datasets` or `huggingface_hub` earlier: they read the endpoint from the environment once.
+No other module may import `datasets` or `huggingface_hub` earlier: when they are imported, they read the hub's endpoint
+from the environment.
 """
 
 import glob

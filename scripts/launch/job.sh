@@ -7,7 +7,7 @@ smoke_or_full() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
-# Print the suffix of the folder that the engines load: -FP8 with FP8_ROLLOUT=1, else nothing.
+# Print the suffix of the folder that the engines load: -FP8 if FP8_ROLLOUT is 1, else nothing.
 _fp8_suffix() {
   if [[ $FP8_ROLLOUT -eq 1 ]]; then printf '%s' -FP8; fi
 }
@@ -56,7 +56,7 @@ size_settings() {
   setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if they differ from the others" optional_count
   setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
-  setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router on PyPI lacks the default, slime's image has it"
+  setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router in slime's image has the default policy, the router on PyPI does not"
   if [[ -z "$response" && -n "${default_tokens_per_gpu:-}" ]]; then # the longest response that fits, up to 16,384
     response=$((default_tokens_per_gpu * CONTEXT_PARALLEL - 2048))
     response=$((response < 16384 ? response : 16384))

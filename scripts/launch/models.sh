@@ -12,14 +12,14 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   nodes, gpus  nodes, and GPUs per node; gpu_gb: memory of a GPU in GB, if 80 are too few for the engines' weights
 #   tp, pp, cp, ep  parallel sizes: tensor, pipeline, context, expert; tp_async: tensor, if only half of the GPUs train
 #   first, last  layers of the first and of the last pipeline stage, if they differ from the others
-#   tokens       tokens of a training batch on a GPU; without it, one episode of `response` tokens fills a batch
+#   tokens       tokens of a training batch on a GPU; default: as many as one episode with `response` tokens needs
 #   response     tokens of a response; default: the most that `tokens` allow, up to 16,384
 #   engine, memory  GPUs per engine, and SGLang's fraction of the memory
 #   offload      1: the optimizer's state is in the host's memory
 #   estimator, clip, clip_high  --advantage-estimator, --eps-clip, --eps-clip-high
 #   attention    Megatron's --attention-backend
-#   parser       tool_parser of this package; auto: found by the chat template; unknown: TOOL_PARSER must be set
-#   thinking     on: by the template's default; always: cannot be switched off; off: the model does not reason
+#   parser       tool_parser of this package; auto: detected from the chat template; unknown: TOOL_PARSER must be set
+#   thinking     on: the template's default, unless THINKING is set; always: the model always reasons; off: it does not reason
 #   r3           1: the trainer routes tokens to the experts that the engine chose
 #   fp8          1: the engines hold an FP8 copy of the weights
 #   weights      format of the hub's weights
@@ -45,7 +45,7 @@ row() {
 # The batch sizes for which SGLang captures CUDA graphs, as in slime's scripts.
 _graphs="--sglang-cuda-graph-bs 1 2 4 8 $(seq -s ' ' 16 8 256)"
 _deepep="--moe-token-dispatcher-type flex --moe-enable-deepep"
-# from slime's docs/en/examples/deepseek-r1.md; Kimi-K2 has as many layers, and by its own default the converter splits no experts
+# from slime's docs/en/examples/deepseek-r1.md; Kimi-K2 has as many layers, and by default the converter does not split experts
 _conversion_of_61_layers="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 8 --expert-tensor-parallel-size 1
   --expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6"
 _dp_attention="--sglang-enable-dp-attention --sglang-enable-dp-lm-head"

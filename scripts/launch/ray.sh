@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Runs a job on Ray: on a running Ray, or on a Ray that is started for the job and stopped after it, unless another job uses it by
-# then. Stops no other Ray and no other job.
+# Runs a job on a running Ray, or on a Ray that the script starts for the job. Stops that Ray after the job, unless another job uses
+# it by then. Stops no other Ray and no other job.
 
 _ray_pid=""
 _ray_log=""
@@ -8,11 +8,11 @@ _key_file=""
 _job_runs=0
 
 ray_settings() {
-  setting RAY_ADDRESS "" "running Ray, as its dashboard's http://HOST:8265 or as HOST; default: the Ray of this machine, else a Ray that the script starts"
+  setting RAY_ADDRESS "" "address of a running Ray: HOST, or its dashboard's URL, http://HOST:8265; default: the Ray of this machine, else a Ray that the script starts"
   setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which accepts jobs" count
-  setting MASTER_ADDR 127.0.0.1 "address of this machine that the other nodes reach, for a Ray that the script starts"
+  setting MASTER_ADDR 127.0.0.1 "address at which the other nodes reach this machine, for a Ray that the script starts"
   setting SOCKET_IFNAME "" "network interface between the nodes, such as eth0, for NCCL and Gloo; default: they choose"
-  setting JOIN_TIMEOUT_S 1800 "seconds for which a Ray that the script starts waits for the other nodes" count
+  setting JOIN_TIMEOUT_S 1800 "seconds for which the script waits until the other nodes have joined the Ray that it has started" count
   setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
@@ -160,7 +160,7 @@ _find_or_start_ray() {
   fi
   while _ray_runs; do
     if _takes_jobs; then
-      echo "using the running Ray at $(job_address); it stays as it is" >&2
+      echo "using the running Ray at $(job_address); it keeps running after the job" >&2
       return
     fi
     # a Ray that is starting or stopping gets some time
@@ -176,7 +176,7 @@ _find_or_start_ray() {
 _start_ray() {
   local deadline=$((SECONDS + 120))
   [[ "$NUM_NODES" == "1" || "$MASTER_ADDR" != 127.0.0.1 ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs here. Set MASTER_ADDR" \
-    "to the address of this machine that the other nodes reach, to start Ray here; or set RAY_ADDRESS to a running Ray"
+    "to the address at which the other nodes reach this machine, to start Ray here; or set RAY_ADDRESS to a running Ray"
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it stops when the job ends ..." >&2
@@ -234,7 +234,7 @@ _follow() {
   while true; do
     if ! state="$(_with_timeout ray job status "--address=$(job_address)" "$SUBMISSION_ID" 2>&1)"; then
       unanswered=$((unanswered + 1))
-      [[ $unanswered -lt 3 ]] || fail "Ray no longer answers about the job $SUBMISSION_ID; it may have ended with Ray"
+      [[ $unanswered -lt 3 ]] || fail "Ray no longer answers about the job $SUBMISSION_ID; the job may have ended with Ray"
       sleep 2
       continue
     fi

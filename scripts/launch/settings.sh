@@ -74,8 +74,8 @@ is_given() {
   return 1
 }
 
-# setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's unless it is empty, else
-# DEFAULT. Does nothing if NAME is already declared.
+# setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the value of its option, else to its value in the environment, unless
+# that is empty, else to DEFAULT. Does nothing if NAME is already declared.
 # KIND: text, name, path (made absolute), count (1 or more), number (0 or more), positive_number (above 0), optional_count and
 # optional_number (empty, or 0 or more), share (between 0 and 1), optional_top_p (empty, or above 0 and at most 1), names (separated by
 # commas), switch (0 or 1), or optional_switch (empty, 0 or 1).

@@ -163,8 +163,8 @@ colocated_training() {
 }
 
 # Print the default of SGLANG_CONCURRENCY: an engine's share of the episodes that strands_rollout.generate_rollout_fully_async starts
-# (max_started_groups in slime_plugin/fully_async.py, if the weights are updated after each step), at most those that its cache
-# holds. More slots would stay empty.
+# (max_started_groups in slime_plugin/fully_async.py, if the weights are updated after each step), but at most as many as its cache
+# holds. Further slots would stay empty.
 _async_concurrency() {
   local engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) steps=$((MAX_SAMPLE_STALENESS - 1)) share most="${model_concurrency:-64}"
   engines=$((engines > 0 ? engines : 1)) steps=$((steps > 0 ? steps : 1))
@@ -181,7 +181,7 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
-  setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest weights; also limits groups in flight" count
+  setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions by which a trained sample may be older than the newest weights; also limits groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6

@@ -20,7 +20,7 @@ wandb_run() {
   WANDB_RESUME=allow
 }
 
-# Succeed in the script that a watching script starts for one checkpoint.
+# Succeed if a watching script has started this script, to evaluate one checkpoint.
 is_watched_evaluation() {
   [[ -n "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]
 }

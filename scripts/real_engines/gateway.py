@@ -8,7 +8,8 @@ from real_engines.command_line import CommandLine
 from real_engines.server_process import Server, free_port
 
 MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
-# smg's only policy that routes by key; sglang-router 0.3.2 has none on its command line, but one that routes by prefix
+# consistent_hashing is smg's only policy that routes by key. sglang-router 0.3.2 offers no such policy on its command
+# line; here it routes by prefix.
 POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
 HEALTH_CHECK_FLAGS: Final = [
     "--health-check-interval-secs", "2",

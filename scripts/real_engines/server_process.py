@@ -102,7 +102,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
 
 
 def end_group(group: int, grace_s: float) -> None:
-    """Send SIGTERM to a group, after at most `grace_s` seconds SIGKILL, and wait up to 10 s for its last process."""
+    """End a process group: send SIGTERM, wait up to `grace_s` seconds, send SIGKILL, and wait up to 10 s."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)

@@ -30,8 +30,8 @@ from strands_rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
-# maximum levels of nested lists and mappings in a score: for each level, `copy.deepcopy` of a sample recurses by
-# several frames
+# maximum levels of nested lists and mappings in a score; `copy.deepcopy` of a sample with a much deeper score would
+# exceed Python's recursion limit
 _MAX_SCORE_DEPTH: Final = 20
 
 
@@ -76,8 +76,8 @@ class Task:
 class _TaskScope:
     """The task of a running episode, as the value of a context variable.
 
-    After the episode, timers and idle connections still refer to this object through their copies of the context. So
-    that they don't keep the task, `task` is set to None when the episode ends.
+    When the episode ends, `task` is set to None: otherwise, timers and idle connections, whose copies of the context
+    still refer to this object, would keep the task in memory.
     """
 
     task: Task | None
@@ -104,7 +104,7 @@ def current_task() -> Task:
 
 @contextmanager
 def task_scope(task: Task) -> Iterator[None]:
-    """Make `current_task` return this task in everything that the block calls, awaits or starts."""
+    """Make `current_task` return `task` in everything that the block calls, awaits or starts."""
     scope = _TaskScope(task)
     token = _CURRENT.set(scope)
     try:
@@ -136,7 +136,7 @@ async def call_user_code(
     loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """Call the user's function, and return its result; a returned coroutine is awaited first.
+    """Call the user's function, await the result if it is a coroutine, and return it.
 
     Args:
         call: The function. A coroutine function runs on the loop. Any other function runs in a thread, since it may
@@ -183,13 +183,13 @@ class Environment(Protocol):
         """Set the initial state; if this returns text, the text replaces the row's last user message."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
-        """Return the next user message, given the text of the policy's answer; None ends the episode."""
+        """Return the next user message, or None to end the episode; `reply` is the text of the policy's answer."""
 
     def score(self) -> float | Mapping[str, Any] | Awaitable[float | Mapping[str, Any]]:
         """Return the episode's score: a number, or a mapping of plain JSON with `score` and optionally `acc`."""
 
     def state(self) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
-        """Return the final state as a mapping of plain JSON, for evaluators that compare it."""
+        """Return the final state as a mapping of plain JSON; evaluators compare it with the expected state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,10 @@ class EpisodeContext:
             raise errors.EnvironmentFaultError(message) from e
 
     async def prepare(self) -> Self:
-        """Call the environment's `prepare`; if it returns text, return a context with the text as last user message."""
+        """Call the environment's `prepare`, and return the context for the episode.
+
+        If `prepare` returns text, this is a copy of the context in which the text is the last user message.
+        """
         if not hasattr(self.task.environment, "prepare"):
             return self
         text = await self._call_method("prepare")
@@ -266,7 +269,7 @@ class EpisodeContext:
         return await self.call_guarded(f"environment.{name}", getattr(self.task.environment, name), *args)
 
     async def call_guarded(self, what: str, call: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - the user's
-        """Call a user's function; the time limit or an abort cancels the call. Error messages name the call `what`."""
+        """Call a user's function; the time limit or an abort cancels the call. `what` names it in error messages."""
         deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
         try:
             with task_scope(self.task):
@@ -394,7 +397,7 @@ def _environment_tools(environment: object) -> list[object]:
 
 
 async def _close(what: str, resource: AbstractAsyncContextManager[Any], context: EpisodeContext) -> None:
-    """Exit a resource in the task that entered it, as anyio's cancel scopes require; if this fails, only log it."""
+    """Exit a resource in the task that entered it, as anyio's cancel scopes require; if the exit fails, log why."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             with exits_as_errors(function_name(resource.__aexit__)):

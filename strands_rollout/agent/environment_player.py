@@ -1,8 +1,8 @@
 """Episodes that an environment plays with its own agent, for example an environment of another library.
 
-`EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks that make the agent part
-of the episode: they bind the agent to the record, limit and count its tool calls, and notice aborts and failed model
-calls.
+`EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks to `play` for the
+environment's agent: they bind the agent to the record, limit and count its tool calls, and notice aborts and failed
+model calls.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class EnvironmentRun(EpisodeRun):
         limits: Limits that apply in addition to the environment's own limits.
         hooks: The user's Strands hooks for the environment's agent.
         tool_span: Returns a context manager to enter around each tool call; None for no context manager.
-        progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
-            this state. None for a new episode.
+        progress: State of an aborted attempt, from which `model` was resumed; the environment repeats the attempt, then
+            continues it. None for a new episode.
         may_replay: True if a new environment may repeat and continue this episode after an abort.
     """
 
@@ -99,14 +99,15 @@ class EnvironmentRun(EpisodeRun):
     async def _play(self) -> Ending:
         hide_reported_failures()
         self.played = await self._call_play()
-        if self.played.scoring_error is not None:  # counts as an exception of the environment's `play`
+        if self.played.scoring_error is not None:  # treated like an exception of `play`
             raise self.played.scoring_error
         return self._end_of_turns()
 
     async def _call_play(self) -> PlayedEpisode:
         """Call the environment's `play`, and check its result.
 
-        After a cancellation or a timeout, `play` is cancelled, and has up to `CLOSE_TIMEOUT_S` for its cleanup.
+        If this call is cancelled or a phase takes too long, `play` is cancelled, and has up to `CLOSE_TIMEOUT_S` for
+        its cleanup.
         """
         environment, task = self.context.task.environment, self.context.task
         playing = asyncio.ensure_future(
@@ -127,7 +128,7 @@ class EnvironmentRun(EpisodeRun):
                     CLOSE_TIMEOUT_S,
                     task.index,
                 )
-                playing.cancel()  # the environment's cleanup after the first cancellation hangs
+                playing.cancel()  # the cleanup after the first cancellation hangs, so cancel it too
                 await asyncio.wait([playing], timeout=_CANCEL_TIMEOUT_S)
         if not isinstance(played, PlayedEpisode):
             raise errors.EnvironmentFaultError(
@@ -174,14 +175,14 @@ class EnvironmentRun(EpisodeRun):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _deadline(self) -> Deadline:
-        return self.control.deadline(model=self.model)  # notices only aborts; see `_phase_limit_s`
+        return self.control.deadline(model=self.model)  # without a time limit; see `_phase_limit_s`
 
     def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
-        # after an abort, the environment's `play` may still return a result
+        # a result that the environment's `play` returns after an abort does not count
         return ending_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending if an abort or a fault ended the agent's turns; otherwise, for example at a limit, None."""
+        """Return the ending if an abort or a fault ended the agent's turns; None if not, for example if a limit did."""
         reason, error = self._end_of_turns()
         is_fault = reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None)
         return (reason, error) if is_fault else None
@@ -194,8 +195,8 @@ class EnvironmentRun(EpisodeRun):
     def _end_of_turns(self) -> Ending:
         """Return the stop reason and error of the agent's turns.
 
-        The error is None if the turns ended with an answer, at a limit of tool calls or iterations, or at a limit of
-        the environment, and if only the environment failed.
+        The error is None if the turns ended with an answer, or at a limit of tool calls, of tool iterations or of the
+        environment. It is also None if only the environment failed: the environment's exception then ends the episode.
         """
         played, agent_hook = self.played, self.agent_hook
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
@@ -218,7 +219,7 @@ class EnvironmentRun(EpisodeRun):
         if played is None:
             return StopReason.ENVIRONMENT_ERROR, None
         if not self.model.conversation.turn_count:
-            message = "the environment has ended without asking the policy, so that there is no token to train"
+            message = "the environment has ended without asking the policy, so there is no token to train"
             return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         return played.stop_reason, played.error
 
@@ -261,7 +262,7 @@ class _AgentHook(HookProvider):
 
     @property
     def phase(self) -> str:
-        """Phrase for messages: whether the environment works before or after its agent's turns."""
+        """Phrase for messages that says whether the environment is before or after its agent's turns."""
         return "before its agent was asked" if self.agent is None else "after its agent's answer"
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature

@@ -66,8 +66,8 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the episode
-            ends after a grace period, in which the engine can still return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately or, if a request is in flight, after a
+            grace period in which the engine can still return the tokens that it has sampled.
         self_timed_tools: Names of tools that apply `tool_timeout_s` themselves, so that the time that a call waits in a
             queue is not counted.
         hooks: The user's Strands hooks; they are registered before the hooks of the limits.
@@ -101,7 +101,7 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
     """Run the agents of `setup` on `messages` and on each reply of `next_message`, and return the finished episode.
 
     Args:
-        model: A model whose trajectory is empty, or was resumed with the same `setup.progress`.
+        model: A model with an empty trajectory or, if `setup.progress` is set, resumed from the same attempt.
         messages: Strands messages; the last is a user's. Ignored if `setup.progress` is set.
         setup: The agent and its limits.
 
@@ -228,7 +228,7 @@ class AgentRun(EpisodeRun):
         }
         if not conversations:
             return
-        # a user's own multi-agent class may emit no events of its nodes
+        # a user's own multi-agent class may emit no events of its nodes; then the agent with the last request is chosen
         by_time = sorted(conversations, key=lambda agent: conversations[agent].last_request_at_s, reverse=True)
         main = next(agent for agent in (*self.visits.last_agents(runner), *by_time) if agent in conversations)
         self.main, self.limiter = main, self.limiters[main]
@@ -292,7 +292,7 @@ class _HookGroup(HookProvider):
 
 
 class _JournalHook(HookProvider):
-    """Hook that writes each turn of the main agent to the journal before the turn's tools run, and each ended call."""
+    """Hook that writes each turn of the main agent to the journal before its tools run, and each call after its end."""
 
     def __init__(self, run: AgentRun, journal: Journal) -> None:
         self._run = weakref.ref(run)  # the run refers to this hook
@@ -341,5 +341,5 @@ _FILTER: Final = _ReportedFailureFilter()
 
 
 def hide_reported_failures() -> None:
-    """Drop Strands' log lines about failures that samples report anyway; further calls have no effect."""
+    """Drop Strands' log lines about failures that samples report anyway; calling this again has no effect."""
     logging.getLogger(_EVENT_LOOP_LOGGER).addFilter(_FILTER)

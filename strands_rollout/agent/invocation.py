@@ -43,15 +43,15 @@ _ENDED_BY_HOOK_TEXT: Final = "Turn ended early by hook after tool execution"
 class DirectInvocation:
     """An invocation that only this package's own hooks observe; `ObservedInvocation` is for all other invocations.
 
-    It produces none of Strands' cycles, metrics and traces, which nobody would read.
+    It does not record Strands' cycles, metrics and traces, since nobody would read them.
 
     Args:
         agent: An agent on an `SGLangModel`, with simple tools only (`BoundedTool.is_simple`).
         state: The invocation's state, which hooks and tools share.
-        listeners: All hooks of the agent except the loop. They are sure to get only the events before a model call,
-            before and after a turn's tools, before a tool call, and after a call of an unknown tool. They may raise
-            exceptions, cancel tool calls, and set `end_turn` after a turn's tools; other changes to an event may have
-            no effect.
+        listeners: All hooks of the agent except the loop. They get the events before a model call, before and after
+            a turn's tools, before a tool call, and after a call of an unknown tool; they may miss all other events.
+            They may raise exceptions, cancel tool calls, and set `end_turn` after a turn's tools; other changes to an
+            event may have no effect.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider]) -> None:
@@ -156,9 +156,9 @@ class DirectInvocation:
             results.append(error_tool_result(call, cancel_text(before.cancel_tool, "tool cancelled by user")))
             return []
         try:
-            async for event in tool.stream(call, state):  # a simple tool ends with a result or an interrupt
+            async for event in tool.stream(call, state):  # the last event is a result or an interrupt
                 last = event
-        except Exception as e:  # any exception of a tool is a tool result for the policy
+        except Exception as e:  # any exception of a tool becomes a tool result for the policy
             last = error_tool_result(call, f"Error: {error_message(e)}")
         if isinstance(last, ToolInterruptEvent):
             return self._register_interrupts(last.interrupts)
@@ -170,8 +170,9 @@ class DirectInvocation:
     ) -> list[Interrupt]:
         """Run any calls of a turn, including several calls, calls of unknown tools and calls with invalid names.
 
-        Like `_run_calls`, add the results to `results` and return the interrupts. The names are validated first. If one
-        valid call is left and `_run_call` can run it, it does; otherwise, Strands' executor runs the calls.
+        Like `_run_calls`, add the results to `results` and return the interrupts. Calls with invalid names get an error
+        result. If one other call is left and `_find_directly_callable` returns its tool, `_run_call` runs the call;
+        otherwise, Strands' executor runs the calls.
         """
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
@@ -186,7 +187,7 @@ class DirectInvocation:
         return interrupts
 
     def _find_directly_callable(self, name: str) -> AgentTool | None:
-        """Return the tool if `_run_call` has the effects of Strands' executor for a turn's only call, else None."""
+        """Return the tool if `_run_call` can run its call with the same effects as Strands' executor; else None."""
         agent, tool = self._agent, self._find_tool(name)
         middleware = agent._middleware_registry._handlers.get(ExecuteToolStage, ())
         # AgentDelegation is Strands' own middleware, which affects only agents used as tools
@@ -251,7 +252,10 @@ def tool_uses(message: Message) -> list[ToolUse]:
 
 
 def cancelled_results(message: Message, cancel: bool | str) -> list[ToolResult]:  # noqa: FBT001 - Strands' value
-    """Return error results for a turn's calls, which don't run due to a hook (`cancel`) or the agent's cancellation."""
+    """Return an error result for each call of a turn whose tools are not run.
+
+    `cancel` is the text or True of the hook that cancelled them; False if the agent was cancelled.
+    """
     text = cancel_text(cancel, "Tool cancelled by hook" if cancel else "Tool execution cancelled")
     return [error_tool_result(call, text) for call in tool_uses(message)]
 
@@ -262,17 +266,17 @@ def cancel_text(cancel: bool | str, default: str) -> str:  # noqa: FBT001 - Stra
 
 
 def end_message(end_turn: Any) -> Message:  # noqa: ANN401 - a hook's value
-    """Return the agent's last message after a hook ended the turn with a text, content blocks or True."""
+    """Return the agent's last message after a hook ended the turn; `end_turn` is the hook's text, blocks or True."""
     if isinstance(end_turn, list):
         return {"role": "assistant", "content": [*end_turn]}
     return cast("Message", assistant_message(end_turn if isinstance(end_turn, str) else _ENDED_BY_HOOK_TEXT))
 
 
 def assistant_message(text: str) -> dict[str, Any]:
-    """Return a text as the agent's message."""
+    """Return an assistant message with `text`."""
     return {"role": "assistant", "content": [{"text": text}]}
 
 
 def error_tool_result(call: ToolUse, text: str) -> ToolResult:
-    """Return the result of a call that failed."""
+    """Return an error result with this text for a call."""
     return cast("ToolResult", error_result(str(call.get("toolUseId")), text))

@@ -249,7 +249,7 @@ class EpisodeWatch(HookProvider):
             del self._stats.finished[earlier_call]
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
-        if event.tool_use["toolUseId"].endswith(UNPARSED):  # the policy can write any tool name, but not the id
+        if event.tool_use["toolUseId"].endswith(UNPARSED):  # marked by its id, since the policy can write any tool name
             arguments = event.tool_use["input"]  # a user's hook may have changed it
             reason = arguments.get("reason") if isinstance(arguments, dict) else None
             event.cancel_tool = failure_message(str(reason or "it does not follow the format"))
@@ -292,8 +292,8 @@ def wrap_tools(
 ) -> None:
     """Replace the tools in the agent's registry by `BoundedTool`s, under names that Strands accepts in calls.
 
-    The tools named in `self_timed` get no timeout, since they time their calls themselves. An agent that several
-    episodes use as a tool is wrapped by each of them; only the wrappers of the last episode are kept.
+    The tools named in `self_timed` get no timeout, since they time their calls themselves. Several
+    episodes may use the same agent as a tool; each of them replaces the wrappers of the previous episode.
     """
     registry = agent.tool_registry.registry
     names, tools = callable_names(registry.keys()), [*registry.items()]

@@ -71,7 +71,7 @@ def skip_unrecorded_span(agent: Agent) -> None:
 
 
 CallNext = Callable[[Any], AsyncGenerator[Any, None]]
-"""Runs the rest of the middleware chain, as Strands passes it to middleware."""
+"""Function that Strands passes to a middleware; it runs the rest of the middleware chain."""
 
 _OUT_OF_TURNS: Final = "limit_turns"  # Strands' stop reason at its limit of turns
 

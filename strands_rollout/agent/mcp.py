@@ -74,7 +74,7 @@ def _shared_client(server: str) -> ToolProvider:
 
 @functools.lru_cache(maxsize=64)
 def guard_client(client: MCPClient, name: str) -> ToolProvider:
-    """Return a user's client as a `GuardedMcpClient`, which all episodes share."""
+    """Return a `GuardedMcpClient` around a user's client; all episodes share it."""
     return GuardedMcpClient(client, name)
 
 
@@ -181,7 +181,7 @@ class GuardedMcpClient(ToolProvider):
 
         The timeout raises TimeoutError in the block of the transport.
 
-        Strands' client has a timeout of its own, but after this timeout, it waits for its thread, which still waits for
+        Strands' client has a timeout of its own, but then waits for its thread to end, while the thread still waits for
         the server's answer.
         """
 
@@ -223,7 +223,10 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Block until the connection has ended, and the server if the client started it; False after the timeout."""
+        """Block until the connection has ended and, if the client started the server, the server too.
+
+        Return False if this takes more than `timeout_s`.
+        """
         return self._closed.wait(timeout_s)
 
     def _drop_lost_connection(self) -> None:
@@ -308,8 +311,8 @@ def end_connections() -> None:
         client.wait_until_ended(max(0.0, give_up_at - time.monotonic()))
 
 
-os.register_at_fork(after_in_child=_CLIENTS.clear)  # the parent process ends their connections
-atexit.register(end_connections)  # a busy server doesn't notice that this process has ended
+os.register_at_fork(after_in_child=_CLIENTS.clear)  # the parent process ends its own connections
+atexit.register(end_connections)  # a busy server would not notice the end of this process
 
 
 def _is_client_error(result: object) -> bool:

@@ -2,8 +2,8 @@
 
 Also here: `join_episode` adds an episode's history, system prompt and hooks to agents; `contain_exits` turns a
 SystemExit of the user's code into an error; `run_team` runs a swarm or graph; `sub_agent_model` returns another model
-of the same policy, with a record of its own. Tool providers start and stop servers, so agents that have providers are
-closed in a thread, and are built in a thread unless an async factory builds them.
+of the same policy, with a record of its own. Tool providers may block while they start or stop a server, so agents
+with providers are closed in a thread, and are built in a thread unless an async factory builds them.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
 
     Raises:
         ConfigError: The factory raised an exception (the message names file, line and sample); returned no agent, swarm
-            or graph, or one without an agent on `model`; returned agents of another episode; or left an agent without a
-            model. Or an agent has checkpoints, or a router with models other than the policy.
+            or graph; did not give `model` to the returned agent or to an agent of the returned swarm or graph; returned
+            agents of another episode; or left an agent without a model. Or an agent has checkpoints, or a router with
+            models other than the policy.
         ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
         SandboxError: An MCP server of the agents failed.
         RolloutError: The factory raised a RolloutError other than a ToolError.
@@ -377,8 +378,8 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 class _ModelsScope:
     """The models of a running episode, as the value of a context variable.
 
-    After the episode, timers and idle connections still refer to this object through their copies of the context. So
-    that they don't keep the models, `models` is set to None when the episode ends.
+    When the episode ends, `models` is set to None: otherwise, timers and idle connections, whose copies of the context
+    still refer to this object, would keep the models in memory.
     """
 
     models: AgentModels | None
@@ -404,7 +405,7 @@ class AgentModels:
     def active(self) -> Iterator[None]:
         """Make `sub_agent_model` return models of this episode in everything that the block calls, awaits or starts.
 
-        At the end of the block, the records of the models that were made are closed.
+        At the end of the block, the records of these models are closed, so that the models sample nothing more.
         """
         scope = _ModelsScope(self)
         token = _CURRENT.set(scope)
@@ -500,8 +501,8 @@ async def _run_in_thread(action: Callable[[], object], name: str | None = None) 
 class _ReleaseOnceProvider(ToolProvider):
     """Wrapper that passes each agent's release of a tool provider on to the provider only once.
 
-    Strands' agents release their providers a second time in their finalizers. These run at any time and without the
-    lock, so another agent may be starting the provider then.
+    Strands' agents release their providers a second time in their finalizers. A finalizer runs at any time and without
+    the lock, so the second release might stop a provider that another agent is just starting.
     """
 
     def __init__(self, provider: ToolProvider) -> None:

@@ -103,7 +103,7 @@ class ObservedInvocation(DirectInvocation):
         self._agent.event_loop_metrics.end_cycle(self._cycle_started, self._cycle_trace)
 
     def _add_child_trace(self, name: str, started: float | None = None) -> Trace:
-        """Add a child to the trace of this cycle in Strands' metrics, and return it."""
+        """Add a child to the trace of this cycle in Strands' metrics, and return the child."""
         child = Trace(name, parent_id=self._cycle_trace.id, start_time=started)
         self._cycle_trace.add_child(child)
         return child
@@ -287,7 +287,7 @@ class ObservedInvocation(DirectInvocation):
             await self._fire_hooks(after)
         except InterruptException as e:
             return self._register_interrupts([e.interrupt])
-        except Exception as e:  # any exception of a tool, or of a hook after it, is a tool result for the policy
+        except Exception as e:  # any exception of a tool, or of a hook after it, becomes a tool result for the policy
             result, seconds = error_tool_result(call, f"Error: {error_message(e)}"), time.monotonic() - started
             after = hooks.AfterToolCallEvent(agent, selected, call, state, result, e, duration=seconds)
             await self._fire_hooks(after)

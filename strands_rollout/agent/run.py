@@ -116,7 +116,7 @@ class Journal(Protocol):
         """Store a finished turn; its tools run after this returns."""
 
     def call_ended(self, progress: EpisodeProgress) -> None:
-        """Store a finished tool call, or a finished turn of a program, which runs its own tools."""
+        """Store a finished tool call; for a program, which runs its tools itself, store a finished turn."""
 
     def close(self, reason: str) -> None:
         """Store the reason why the episode can no longer be continued; later steps are not stored."""
@@ -130,8 +130,8 @@ class EpisodeRun(ABC):
 
     Args:
         model: A model for this episode alone, resumed if there was an earlier attempt.
-        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the episode
-            ends after a grace period, in which the engine can still return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately or, if a request is in flight, after a
+            grace period in which the engine can still return the tokens that it has sampled.
         limits: The episode's limits.
         start: State from which the episode continues, including the counts of the tools.
 
@@ -293,7 +293,7 @@ def drop_traceback(error: BaseException) -> None:
     """
     for each in (error, error.__cause__, error.__context__):
         if each is error or isinstance(each, asyncio.CancelledError):
-            BaseException.with_traceback(each, None)  # a user's exception may refuse attributes
+            BaseException.with_traceback(each, None)  # a user's class may not allow setting attributes
 
 
 def original_error(error: Exception) -> Exception:
@@ -313,7 +313,7 @@ def ending_at_timeout(limit_s: float | None, engine_fault: Fault | None) -> Endi
 
     Args:
         limit_s: The episode's timeout.
-        engine_fault: The engine's fault at that time; None if the engine was not failing.
+        engine_fault: The engine's fault when the time was up; None if the engine was not failing then.
     """
     message = f"the episode took more than {limit_s:g} s"
     if engine_fault is not None:  # the engine's outage used up the time, which isn't the policy's fault

@@ -1,4 +1,4 @@
-"""Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each call of a sync tool.
+"""Wrap Strands tools for an episode: limit their time, count their calls, run each sync call in its own thread.
 
 Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
 episodes and the interpreter's exit. Here, each call of a sync tool has its own daemon thread.
@@ -52,10 +52,10 @@ class ToolStats:
             played; never the policy's fault.
         finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
         succeeded: Ids of all calls whose last result was not an error.
-        unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
-        calls: An entry for each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
-            unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an episode),
-            and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
+        unread: Ids of results in `finished` that come from an aborted attempt and were not returned to this agent yet.
+        calls: An entry for each call, in the order in which the calls ended: `id`, `tool`, `status` (success, error,
+            timeout or unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an
+            episode), and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
         on_call_end: Called after a result has been added to `finished`.
     """
 
@@ -80,7 +80,7 @@ class ToolStats:
         self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
 
     def begin_call(self, now: float) -> None:
-        """Note that a call begins at `now` (`time.monotonic`); concurrent calls count once in `waited_s`."""
+        """Note that a call begins at `now` (`time.monotonic`); time with several calls counts once in `waited_s`."""
         if not self._running:
             self._since = now
         self._running += 1
@@ -201,7 +201,7 @@ class BoundedTool(WrappedTool):
     @property
     def is_simple(self) -> bool:
         """True if the tool is a decorated function that gets only its arguments, not the agent or the tool context."""
-        if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more
+        if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more than the arguments
             return False
         metadata = self._tool._metadata
         return metadata._context_param is None and "agent" not in metadata.signature.parameters
@@ -297,7 +297,7 @@ class BoundedTool(WrappedTool):
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a tool and wait `CLEANUP_TIMEOUT_S` for its cleanup; a longer cleanup continues in the background."""
+    """Cancel a tool and wait up to `CLEANUP_TIMEOUT_S` for its cleanup, which otherwise continues in the background."""
     task.cancel()
     _ABANDONED.add(task)
     task.add_done_callback(_discard_task)
@@ -340,7 +340,7 @@ def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
 
 
 def _with_own_thread(tool: AgentTool) -> AgentTool:
-    """Return the tool; if it is a sync function, each call runs in a thread of its own."""
+    """Return the tool or, for a sync function, a tool that runs each call in a thread of its own."""
     if isinstance(tool, DecoratedFunctionTool):
         function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -229,7 +229,7 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 
 
 def _make_at(path: str, what: str) -> object:
-    """Call the class or function at a path without arguments, and return the result."""
+    """Call, without arguments, the class or function at `path`; return the result. `what` names it in messages."""
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
@@ -390,7 +390,7 @@ def _default_handler() -> Callable[..., Any]:
 
 
 _MISSING_MODEL_MESSAGE: Final = (
-    "the agent {!r} has no model, so that Strands would call Amazon Bedrock; build it in a tool or factory with "
+    "the agent {!r} has no model, so Strands would call Amazon Bedrock; build it in a tool or factory with "
     "Agent(model=sub_agent_model(), ...), or pass another model"
 )
 _CHECKED_TOOLS: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()

@@ -315,9 +315,9 @@ def evaluate(
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
     with the same --out. Samples that failed, were aborted or could not be graded are missing: no score includes them,
-    and the report gives their number. The run stops when 8 consecutive samples, or as many as --concurrency if that is
-    more, have failed for the same reason. The last line on stdout is the report as JSON. Exits with 1 if a sample is
-    missing or a check fails, and with 130 after Ctrl-C.
+    and the report gives their number. The run stops if too many consecutive samples fail for the same reason: 8, or
+    the number in --concurrency if it is higher. The last line on stdout is the report as JSON. Exits with 1 if a sample
+    is missing or a check fails, and with 130 after Ctrl-C.
     """
     check_engine_options(values["base_url"], values["model_dir"])
     # an option's bounds can't express these limits, and an engine would reject every sample
@@ -370,10 +370,12 @@ def try_row(
     Prints the prompt, each turn, tool call and result, the reward and the status.
 
     The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
-    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model; chat template,
-    tool parser, tools and reward run as in training. The default is the shipped model, which is trained on math with
-    the code tool only. Exits with 1 if the episode, its reward or a check of its tokens fails, if slime would not train
-    the sample, or if the episode does not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
+    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model. With each source,
+    chat template, tool parser, tools and reward work as in training. The default is the shipped model, which is trained
+    on math with the code tool only.
+
+    Exits with 1 if the episode, its reward or a check of its tokens fails, if slime would not train the sample, or if
+    the episode does not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
     """
     sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:

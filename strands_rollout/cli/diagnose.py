@@ -39,7 +39,7 @@ def doctor(
         Path | None,
         typer.Option(
             help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin). Without "
-            "--training, only these and the arguments after -- are checked."
+            "--training, only this file and the arguments after -- are checked."
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
@@ -50,8 +50,8 @@ def doctor(
     Reports errors and warnings with their remedies. This takes up to a minute, or a few minutes with --training.
 
     With --training, also checks the command of the run, and says what the run will do. The command is --flags plus the
-    arguments after --; if there are none and the model is Qwen3-8B, it is scripts/strands_qwen3_8b.sh. Exits with 1 if
-    there is an error or, with --strict, a warning.
+    arguments after --. If neither is given and the model is Qwen3-8B, it is scripts/strands_qwen3_8b.sh. Exits with 1
+    if there is an error or, with --strict, a warning.
     """
     if (flags is not None or arguments) and not values["training"]:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -101,7 +101,8 @@ def check_template(
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
     turn. Then renders random episodes and compares the tokens that would be sent with the template's own rendering.
     Exits with 1 if a token differs, and prints the tokens around the first difference. Also exits with 1 if the
-    template breaks a rule that all conversations need; a rule that only some need gives a warning instead.
+    template breaks a rule that all conversations need; if only some conversations need the rule, the command prints a
+    warning instead.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -281,7 +282,8 @@ def view(
     dumps: Annotated[
         list[Path],
         typer.Argument(
-            help="A dump, a debug file of slime, a results file of eval, or a folder of these; several are compared.",
+            help="A dump, a debug file of slime, a results file of eval, or a folder of these. With several, the page "
+            "compares them.",
             metavar="DUMP",
             exists=True,
         ),

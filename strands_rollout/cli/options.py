@@ -45,7 +45,7 @@ _OPTION_GROUPS: Final = {
 }
 _GROUP_BY_OPTION: Final = {f"--{name}": group for group, names in _OPTION_GROUPS.items() for name in names.split()}
 _MAX_UNGROUPED: Final = 9
-"""Maximum number of parameters of a command whose help is one list."""
+"""A command with more parameters than this shows its options in groups."""
 _MAX_NAME_WIDTH: Final = 27
 """Maximum width of the help's first column, in characters."""
 _METAVAR_BY_TYPE: Final = {int: "N", float: "X", datetime: "TIME", bool: None}
@@ -148,8 +148,8 @@ OptionValues: TypeAlias = dict[str, Any]
 def add_field_options(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the options in these dataclasses' field annotations to a command.
 
-    The command receives their values as its first argument, a dict by field name; its own parameters stay. The value
-    of a field without a default is None if its option is left out.
+    The command receives the values of these options as its first argument, a dict by field name. The command keeps its
+    own parameters. The value of a field without a default is None if its option is left out.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -196,7 +196,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 def check_engine_options(base_url: str | None, model: Path | None) -> None:
     """Raise BadParameter if --base-url is combined with --model."""
     if base_url is not None and model is not None:
-        raise typer.BadParameter("got --base-url with --model; expected one: --model is served by the embedded engine")
+        raise typer.BadParameter("got --base-url with --model; expected only one: the embedded engine serves --model")
 
 
 Dump: TypeAlias = Annotated[

@@ -66,7 +66,7 @@ class Flight:
     sent_at: float = 0.0
     """Time of the last attempt's start, by `time.monotonic`."""
     fault: Fault | None = None
-    """Failure of the last attempt, set while the call retries and kept if the retries are cancelled; else None."""
+    """Failure of the last attempt; None unless the call is retrying or its retries were cancelled."""
 
 
 class SGLangClient:
@@ -81,8 +81,8 @@ class SGLangClient:
         patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
             `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
-        backoff_base_s: Longest first wait between attempts, in seconds; see `RetryPolicy`.
-        backoff_cap_s: Longest wait between attempts, in seconds.
+        backoff_base_s: Upper limit of the first wait between attempts, in seconds; see `RetryPolicy`.
+        backoff_cap_s: Upper limit of each wait between attempts, in seconds.
         rng: Source of the jitter in waits.
         sleep: Replaces `asyncio.sleep` between attempts.
         clock: Returns seconds, for `patience_s` and `Generation.latency_s`.
@@ -244,7 +244,7 @@ class SGLangClient:
         """
 
         def log(outage: Outage, wait_s: float) -> None:
-            # only the first failure is logged as a warning, until a request succeeds again
+            # until a request succeeds again, only the first failure is logged as a warning
             level, self._is_healthy = (logging.WARNING if self._is_healthy else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             fault, attempts = outage.faults[-1], len(outage.faults)

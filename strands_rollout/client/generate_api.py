@@ -102,7 +102,7 @@ def _encode_ids(ids: Sequence[Any]) -> bytes | None:
 
 
 class EncodedPrompt:
-    """Encodes the prompts of a trajectory's requests (its ids, then the context of the next turn), each id only once.
+    """Encodes the prompts of a trajectory's requests: the trajectory's ids, then new context; each id only once.
 
     Args:
         token_ids: The trajectory's own list, not a copy. It may grow, but its ids must not change.
@@ -119,7 +119,7 @@ class EncodedPrompt:
         self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
     def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Return whether this object encodes the very list `token_ids`, not shortened since, for `vocab_size`."""
+        """Return whether this object encodes this very list for `vocab_size`, and the list was not shortened since."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
@@ -237,7 +237,7 @@ class Generation:
         logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
         finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
         text: The engine's decoding, for display; never encode it again.
-        meta_info: The engine's `meta_info` without nulls, and without counts that slime sums if they are not ints.
+        meta_info: The engine's `meta_info` without nulls. If a count that slime sums is not an int, it is left out.
         rid: Request id of the successful attempt.
         latency_s: Seconds from the call to the answer, including retries.
         attempts: Number of requests that were sent, at least 1.

@@ -25,7 +25,7 @@ class FaultKind(StrEnum):
     UNREACHABLE = "unreachable"  # connection refused or lost (a router may report this), or a 5xx with a cut body
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
-    BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 with a cut body
+    BAD_BODY = "bad_body"  # a 200 that isn't JSON, or a status below 500 with a cut body
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 
@@ -54,10 +54,10 @@ class RetryPolicy:
 
     Attributes:
         patience_s: Maximum of `Outage.waited_s` at the beginning of an attempt; 0 for a single attempt.
-        backoff_base_s: Longest first wait in seconds; each further failure doubles the longest wait. The actual wait is
-            a random 50% to 100% of the longest, or a server's Retry-After if that is longer; it never exceeds the rest
-            of `patience_s`.
-        backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
+        backoff_base_s: Upper limit of the first wait in seconds; each further failure doubles the limit. The actual
+            wait is a random 50% to 100% of the limit, or a server's Retry-After if that is longer; it never exceeds the
+            rest of `patience_s`.
+        backoff_cap_s: Upper limit of each wait in seconds, also of a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
 
     Raises:
@@ -75,7 +75,7 @@ class RetryPolicy:
             raise errors.ConfigError(f"got {self}; expected max_attempts >= 1, and seconds >= 0")
 
     def backoff_s(self, failed: int) -> float:
-        """Return the longest wait after `failed` attempts (1 or more): it doubles with each attempt, up to the cap."""
+        """Return the limit of the wait after `failed` attempts (at least 1): doubled by each attempt, up to the cap."""
         return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
 
 

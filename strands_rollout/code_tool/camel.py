@@ -233,8 +233,8 @@ class CamelExecutor(LoopExecutor):
 
     Cancelling `run` only stops waiting: camel can't end the code, which runs on to its end or to the interpreter's own
     limit. Only `SubprocessInterpreter` receives the call's limit. If another interpreter does not end the code at the
-    call's limit, the code is abandoned in its thread. Code of a cancelled call runs on in its thread, too. If
-    `max_concurrency` threads are occupied by such code past its limit, further calls end with an `infra_error`.
+    call's limit, the call ends with a timeout, and the code runs on in its thread. While code of cancelled or timed-out
+    calls occupies `max_concurrency` threads past its limit, further calls end with an `infra_error`.
 
     Args:
         interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
@@ -283,7 +283,7 @@ class CamelExecutor(LoopExecutor):
         while len(self._prune_abandoned()) >= self._max_concurrency:
             if all(due_at <= time.monotonic() for _, due_at in self._abandoned):
                 return infra_failure(
-                    f"{self._max_concurrency} threads are held by code that does not end; use an interpreter that "
+                    f"{self._max_concurrency} threads are occupied by code that does not end; use an interpreter that "
                     "enforces its time limit"
                 )
             await asyncio.sleep(_POLL_S)

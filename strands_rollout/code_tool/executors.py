@@ -1,7 +1,7 @@
 """The protocol `CodeExecutor` and its result, executors made from settings, a fair queue, and the usable CPUs.
 
-An executor that a setting names is made once per process and set of options, and shared. Backends are registered by
-dotted path and imported on first use.
+A process makes one executor for each setting (a name and options), and all episodes share it. Backends are registered
+by dotted path and imported on first use.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ExecutionResult:
     """The output of one piece of code, and how it ended.
 
     Attributes:
-        stdout: Standard output, decoded as UTF-8 (bad bytes become U+FFFD); only head and tail of output that is too
-            long.
+        stdout: Standard output, decoded as UTF-8 (bad bytes become U+FFFD); if it is too long, only its beginning and
+            its end.
         stderr: Standard error, decoded and cut like `stdout`; tracebacks show only the code's own frames.
         exit_code: The exit status of the process; -N if signal N ended it; None if there is an `infra_error`. In a
             session, whose process continues after the code: 1 after an uncaught exception, otherwise 0 or the status
@@ -92,8 +92,8 @@ class CodeExecutor(Protocol):
     - If the backend itself fails, it repeats the call where that is safe, before it reports the failure.
 
     A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
-    memory and isolation), and an async method `start`. `start` is awaited before an episode and raises the errors
-    that would fail every call.
+    memory and isolation), and an async method `start`. `start` is awaited before each episode, and raises an error
+    that would make every call fail.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
@@ -133,7 +133,10 @@ def facts_of(executor: CodeExecutor) -> ExecutorFacts:
 
 
 def record_executor_fault(reason: str) -> SandboxError:
-    """Return the error to raise for an `infra_error`; also record it on the current tool call, in case it is caught."""
+    """Return the error to raise for the `infra_error` in `reason`.
+
+    The error is also recorded on the current tool call, in case other code catches it.
+    """
     fault, call = SandboxError(f"the code executor failed: {reason}"), current_call()
     if call is not None:
         call.faults.append(fault)
@@ -213,7 +216,7 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
-        # if two threads get here, one of the two executors is dropped: it has not started, so nothing must be closed
+        # if two threads get here, one of the two executors is dropped without being closed: it has not started
         return _shared.setdefault(key, make_executor(setting))
     return _shared[key]
 
@@ -264,7 +267,10 @@ def _resolve_factory(name: str) -> Callable[..., object]:
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
-"""Owner of the current call in `FairQueue`, set by the episode. Calls without an owner count as calls of one owner."""
+"""Owner of the current call: `FairQueue` serves the owners in turn. Each episode sets an owner of its own.
+
+All calls without an owner count as calls of one owner.
+"""
 
 
 _RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of closed event loops

@@ -41,7 +41,7 @@ def library_files(names: Iterable[str]) -> dict[str, list[str]]:
         Folder -> names of files and folders in it.
 
     Raises:
-        ConfigError: One of the `names` is not installed. A requirement that is not installed is only skipped.
+        ConfigError: One of the `names` is not installed. Requirements that are not installed are skipped.
     """
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
@@ -94,7 +94,7 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_GRACE_S: Final = 90.0  # a supervisor that is silent for so long after the code's time limit counts as dead
+_ANSWER_GRACE_S: Final = 90.0  # after the code's time limit; a supervisor that has not answered by then counts as dead
 _CPU_LIMIT_S: Final = 24 * 3600
 _MAX_SPARES: Final = 8
 _MAX_CODE_CHARS: Final = 16_000_000
@@ -128,9 +128,9 @@ class LocalExecutor(CodeExecutor):
             at least 2.
         libraries: Modules that can be imported besides the standard library, with the requirements of their
             distributions. Imported at the start.
-        isolation: Weakest mode that is accepted: "full"; "files" (no filter of system calls); "seccomp" (only the
-            limits and this filter); or "rlimits" (only the limits). In every mode, all layers that the machine supports
-            are enforced, except the `disabled_layers`.
+        isolation: Weakest mode that is accepted: "full" (all layers); "files" (all but the filter of system calls);
+            "seccomp" (only the limits and the filter of system calls); or "rlimits" (only the limits). In every mode,
+            all layers that the machine supports are enforced, except the `disabled_layers`.
         programs: Allow code to start the machine's programs, such as a shell; `isolation` must then be "files" or
             "rlimits". With "files", a program can't use the network or reach other runs, and it can read only programs,
             what they need, and the code's own files. `memory_mb` applies to each program separately.
@@ -302,7 +302,7 @@ class LocalExecutor(CodeExecutor):
     def _on_start_done(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)
         if not starting.cancelled():
-            starting.exception()  # retrieved here, since all calls that waited may have been cancelled
+            starting.exception()  # retrieved, so that asyncio logs nothing if all calls that waited were cancelled
 
     def _start(self) -> SandboxProcesses:
         with self._lock:

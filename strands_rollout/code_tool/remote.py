@@ -5,7 +5,7 @@ that results look like those of the local executor, no matter how the sandbox ha
 last expression is printed, tracebacks show only the code's own frames, the time limit starts with the code, and output
 before a timeout is kept.
 
-`SubprocessExecutor`, the simplest backend, runs that script on this machine: limits, but NO isolation.
+`SubprocessExecutor`, the simplest backend, runs that script on this machine, with limits, but with NO isolation.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ _MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no operating system has larger exit codes
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """A piece of code and its limits: builds a script that runs it (`text`), and parses the output (`result`)."""
+    """A piece of code and its limits: `text` returns a script that runs the code; `result` parses its output."""
 
     code: str
     timeout_s: float

@@ -4,10 +4,11 @@ It runs without this package, on Python 3.8 or newer and POSIX, with the standar
 with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. If
 the first line is missing, the sandbox is at fault; if only the report is missing, the code is.
 
-Three processes, so that killing the first (as a sandbox does at its timeout, by process group) ends the others:
+The supervisor and the code are three processes. At its timeout, a sandbox kills the process group of the first; then
+the other two end as well:
 
 - The first process only waits and cleans up.
-- The second, in a process group of its own, watches the code, and learns from a pipe that the first has died.
+- The second, in a process group of its own, watches the code. The end of a pipe tells it that the first has died.
 - The third, in a session of its own, runs the code.
 
 Code that stops the second process gains nothing: when the first dies, the kernel sends SIGHUP and SIGCONT to the
@@ -108,7 +109,7 @@ def remove_scratch(folder: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a separate line, even if the sandbox printed an unfinished line before it."""
+    """Print `line` as a line of its own, even if the sandbox printed an unfinished line before it."""
     sys.stdout.write("\n" + line + "\n")
     sys.stdout.flush()
 
@@ -228,7 +229,7 @@ class CodeWatch:
             return
 
     def encode_report(self, report: dict[str, Any]) -> str:
-        """Return the report as a line of ASCII, its streams shortened until it fits into `max_report_bytes`."""
+        """Return the report as a line of ASCII; streams are shortened until the line fits into `max_report_bytes`."""
         texts = [self.outputs[fd].text() for fd in (self.stdout_fd, self.stderr_fd)]
         report["truncated"] = any(output.truncated for output in self.outputs.values())
         limit_chars = self.job["max_output_chars"]

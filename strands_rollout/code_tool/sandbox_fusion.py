@@ -35,7 +35,7 @@ from strands_rollout.errors import ConfigError
 
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # required by the server, unused for Python
-_ANSWER_MARGIN_S: Final = 30.0  # a server that is silent for so long after its own limit counts as hanging
+_ANSWER_MARGIN_S: Final = 30.0  # after the server's own limit; a server that has not answered by then counts as hanging
 # below the 64 KiB of a pipe and of asyncio's reader: the server reads only after the script has ended
 _MAX_REPORT_BYTES: Final = 60_000
 _COOLDOWN_S: Final = 5.0
@@ -89,11 +89,11 @@ class _Server:
 class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
-    A call goes to the server with the fewest requests in flight. A server fails if it can't be reached, gives no answer
-    in time, answers with an HTTP status other than 200, with "SandboxError" or in another format, or does not start the
-    script. It is then avoided for 5 s, or for up to a minute if it fails repeatedly or asks to wait (Retry-After), and
-    the call is repeated once: on another server, or on the only server if a second attempt may succeed there. Isolation
-    depends on the servers' configuration.
+    A call goes to the server with the fewest requests in flight. A server that fails is avoided for 5 s, or for up to a
+    minute if it fails repeatedly or asks to wait (Retry-After), and the call is repeated once: on another server, or on
+    the only server if a second attempt may succeed there. A server fails if it can't be reached, gives no answer in
+    time, answers with an HTTP status other than 200, with "SandboxError" or in another format, or does not start the
+    script. Isolation depends on the servers' configuration.
 
     Cancelling `run` closes the request, which a server does not notice: the code runs on to its end or its time limit.
     A result's `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's
@@ -148,13 +148,14 @@ class SandboxFusionExecutor(LoopExecutor):
                 outcome = await self._call_server(other, code, timeout_s)
                 faults += f"; {other.redacted_url}: {outcome.message}" if isinstance(outcome, _Fault) else ""
         if isinstance(outcome, _Fault):
-            return infra_failure(f"each tried SandboxFusion server failed to run the code: {faults}")
+            return infra_failure(f"the SandboxFusion servers that were tried failed to run the code: {faults}")
         return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
     def _pick_server(self, *, failed: _Server | None) -> _Server:
-        """Choose a server: the shortest cooldown, then the fewest requests in flight, then the longest unused.
+        """Return the server with the shortest remaining cooldown.
 
-        The failed server is chosen only if there is no other.
+        Among several, return the one with the fewest requests in flight; among several of these, the one that was used
+        least recently. `failed`, the server that has just failed, is returned only if there is no other.
         """
         now = time.monotonic()
         others = [server for server in self._servers if server is not failed] or self._servers

@@ -58,12 +58,12 @@ class StrandsSandboxExecutor(LoopExecutor):
     The sandbox's files outside of the scratch directory have their usual absolute paths.
 
     The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
-    Cancelling `run` closes the sandbox's stream. The code then ends immediately if the sandbox kills its processes with
-    the stream (the local one does); otherwise, as with `docker exec`, it runs on to its end or its time limit.
+    Cancelling `run` closes the sandbox's stream. If the sandbox then kills its processes, as Strands' local sandbox
+    does, the code ends immediately; otherwise, as with `docker exec`, it runs on to its end or its time limit.
 
     Args:
-        sandbox: An instance, which the caller owns; or the dotted path of an instance, or of a class or function that
-            makes an instance. The sandbox must be a POSIX system with Python 3.8 or newer.
+        sandbox: A `Sandbox`, which the caller owns; or the dotted path of a `Sandbox`, or of a class or function that
+            makes a `Sandbox`. The sandbox must be a POSIX system with Python 3.8 or newer.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
         max_concurrency: Maximum number of calls that run at once; the others wait.
@@ -133,14 +133,14 @@ def _load_sandbox(sandbox: Sandbox | str) -> Sandbox:
             found = found()
     if not isinstance(found, Sandbox):
         raise ConfigError(
-            f"sandbox gives {found!r:.80}; expected a strands.sandbox.Sandbox, or the dotted path of a Sandbox or of a "
-            "class or function that makes a Sandbox"
+            f"got the sandbox {found!r:.80}; expected a strands.sandbox.Sandbox, or the dotted path of a Sandbox or of "
+            "a class or function that makes a Sandbox"
         )
     return found
 
 
 class _Output:
-    """Collects a program's output, which sandboxes deliver in chunks, in the result, or in the error of a timeout."""
+    """Collects a program's output: a sandbox may deliver it in chunks, in the result, or in the error of a timeout."""
 
     def __init__(self) -> None:
         self.stdout = ""
@@ -270,7 +270,7 @@ class CodeExecutorSandbox(Sandbox):
         env: dict[str, str] | None = None,
         **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-        """Run a command with `sh -c`; when it has ended, yield its output and kill what is left of its process group.
+        """Run a command with `sh -c`; after its end, kill the rest of its process group, and yield its output.
 
         Raises:
             SandboxTimeoutError: The time limit ended the command.

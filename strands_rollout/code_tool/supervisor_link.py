@@ -1,4 +1,4 @@
-"""The executor's side of the supervisor process: scratch directory, start, report, requests and answers.
+"""The executor's side of the supervisor process: makes a scratch directory, starts the process, and exchanges messages.
 
 One thread reads the socket, and a second writes what the socket does not accept immediately. An event loop therefore
 never waits for the supervisor, even if the supervisor is busy or stopped.
@@ -30,7 +30,7 @@ from strands_rollout.files.json_codec import Json
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
-_LOCK_DELAY_S: Final = 60.0  # a directory that is younger may still be unlocked although its owner lives
+_LOCK_DELAY_S: Final = 60.0  # the owner of a younger directory may be alive, but may not have locked it yet
 
 
 class ScratchRoot:
@@ -41,7 +41,7 @@ class ScratchRoot:
     there are deleted.
 
     Raises:
-        SandboxError: No directory can be made there, or the disk is almost full.
+        SandboxError: The directory can't be made, or the disk is almost full.
     """
 
     def __init__(self, parent: str | None = None) -> None:
@@ -72,7 +72,7 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Return the temporary directory; or, for root, /tmp if other users can enter /tmp but not the former."""
+    """Return the temporary directory; for root, /tmp if other users can enter /tmp but not the temporary directory."""
     chosen = tempfile.gettempdir()
     # only root runs the code as another user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
@@ -184,7 +184,10 @@ class SupervisorLink:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close only this process's descriptors, not the supervisor; for a fork, whose parent owns the supervisor."""
+        """Close this process's descriptors without ending the supervisor.
+
+        A forked process calls this method, since its parent owns the supervisor.
+        """
         self._socket.close()
         self._stderr.close()
 

@@ -204,7 +204,7 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 @functools.cache
 def _input_validator() -> FunctionToolMetadata:
-    """Return the validator of a call's input; made only once, since a pydantic model takes half a millisecond."""
+    """Return the validator of a call's input; made only once, since making it takes half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code
@@ -236,7 +236,7 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCallTotals) ->
 
     Args:
         settings: `tools`, `environment`, `executor`, `code_session` and `tool_timeout_s` are read.
-        calls: Totals to add each call to; those of a resumed episode include the calls before the abort.
+        calls: Totals to add each call to; the totals of a resumed episode include the calls before the abort.
 
     Raises:
         ConfigError: The executor can't be made, one of its libraries is not installed, or `code_session` is set and

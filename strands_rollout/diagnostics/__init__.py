@@ -97,8 +97,8 @@ class DoctorOptions:
     gpus: Annotated[
         int | None,
         Option(
-            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set; otherwise, with "
-            "--training the command's GPUs per node, else $NUM_GPUS, else 8; without --training $NUM_GPUS, else 0.",
+            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. Otherwise, with "
+            "--training: the command's GPUs per node, else $NUM_GPUS, else 8; without --training: $NUM_GPUS, else 0.",
             min=0,
         ),
     ] = None
@@ -131,7 +131,10 @@ class DoctorOptions:
 
     @property
     def model_id(self) -> str:
-        """The model's id on the Hugging Face Hub; an unknown owner is written as OWNER."""
+        """The model's id on the Hugging Face Hub.
+
+        If the name has no owner, the owner is "Qwen" if the name begins with "Qwen", else "OWNER".
+        """
         name = self.model_name or self.env.get("MODEL") or DEFAULT_MODEL_NAME
         return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
@@ -148,8 +151,8 @@ class DoctorOptions:
     @property
     def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        # a name that begins in lower case is that of a file in slime's scripts/models: it needs no owner, unlike an id
-        # on the hub
+        # a name that begins with a lower-case letter is the name of a file in slime's scripts/models, not an id on the
+        # hub, so it gets no owner
         bare = self.model_id.removeprefix("OWNER/")
         name = bare if bare[:1].islower() else self.model_id
         model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {name}"
@@ -364,8 +367,8 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
     finally:
         # a process that hangs inside a driver can't be killed, so abandon it
         with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
-            # read `returncode`, but don't poll: the program may have ended before its children, and `poll` would reap
-            # it, after which the kernel could give the group's id to other processes
+            # don't call `poll`: it would reap a program that has ended before its children, and then the kernel could
+            # give the group's id to other processes, which `killpg` would kill
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate(timeout=_KILL_WAIT_S)
@@ -378,5 +381,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # without an origin, it is only some folder named slime, which Python imports as a namespace package
+        return []  # a namespace package: just a folder named slime, which need not contain slime's code
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

@@ -260,7 +260,9 @@ def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Find
 
 
 async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:
-    """Check that a server's tokenizer gives the same ids as the run's tokenizer; other ids can crash a server.
+    """Check that a test text gets the same ids from the server's tokenizer as from the run's tokenizer.
+
+    Ids that the served model does not have can crash the server.
 
     Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize; for them, the tokenizer is read
     from the server's own folder, if that folder is on this machine.
@@ -467,9 +469,9 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
-    """Count the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; fewer than required are an error.
+    """Check that nvidia-smi lists, and CUDA_VISIBLE_DEVICES allows, at least as many GPUs as required.
 
-    If no GPU is required, it is a warning if there are none, or if CUDA_VISIBLE_DEVICES hides all of them.
+    If there are fewer, yield an error. If no GPU is required and none can be used, yield a warning.
     """
     env = options.env
     required = options.gpus

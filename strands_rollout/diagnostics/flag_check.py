@@ -2,8 +2,8 @@
 
 slime parses with `parse_known_args` everywhere, so it silently drops a misspelled flag. This module finds misspelled
 flags, words that no flag takes, and flags that contradict each other or this package. It does not repeat the checks
-that slime makes at its start. The installed parsers are read in a child process; the flags of a package that can't be
-read there come from `data/slime_flags.json`, which `scripts/record_flags.py` recorded.
+that slime makes at its start. The installed parsers are read in a child process. If a package's flags can't be read
+there, they come from `data/slime_flags.json`, which `scripts/record_flags.py` wrote.
 
 A launch script of this package, or a project's `run_slime.sh`, is run with --dry-run, which prints its command. Other
 scripts are neither run nor parsed, because only a shell knows which arguments they pass on; the error shows how to make
@@ -113,7 +113,10 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Return whether a script has --dry-run: a launch script of this package, or a project's `run_slime.sh`."""
+    """Return whether a script has the option --dry-run.
+
+    That is so for launch scripts of this package, and for a project's `run_slime.sh`.
+    """
     library = script.resolve().parent / "slime_launch.sh"
     sourced = _SOURCES_LIBRARY.search(text)
     # a script for one model sources train.sh, which reads the options
@@ -124,7 +127,9 @@ def _has_dry_run(script: Path, text: str) -> bool:
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split text into shell-quoted arguments; in a command, skip everything up to train.py or train_async.py.
+    """Split text into arguments, which are quoted as for a shell.
+
+    If the text is a command, skip everything up to train.py or train_async.py.
 
     Raises:
         ConfigError: The text is a script, contains code that only a shell can expand or run, or has an unclosed quote.
@@ -159,8 +164,8 @@ def is_flag(word: str) -> bool:
     """Return whether argparse reads a word as a flag.
 
     A flag is a hyphen and at least one other character, has no space before a "=", and is not a negative number.
-    slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
-    reads -1e-5 as a flag, as this function does.
+    Since slime's parsers have no flag that looks like a negative number, argparse reads -1 as a value. But -1e-5 is a
+    flag here, because argparse up to CPython 3.13 does not recognize it as a number.
     """
     is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
     return is_text and not _NEGATIVE_NUMBER.fullmatch(word)

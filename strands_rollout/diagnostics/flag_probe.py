@@ -1,9 +1,9 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
-Runs in its own process. Its Python should have SGLang and the packages that Megatron-LM imports, but may lack this
-package; so this file imports nothing from it. Executes slime's argument files without their imports from outside the
-standard library: these imports need Ray and GPU libraries, take minutes, and affect no flag. If the flags of SGLang,
-its router or Megatron-LM can't be read, the error is listed under `failed`.
+This file runs in its own process. The process's Python should have SGLang and the packages that Megatron-LM imports,
+but may lack strands_rollout, so nothing is imported from strands_rollout here. slime's argument files are executed
+without their imports from outside the standard library: these imports need Ray and GPU libraries, take minutes, and
+affect no flag. If the flags of SGLang, its router or Megatron-LM can't be read, the error is listed under `failed`.
 """
 
 import __future__
@@ -101,9 +101,9 @@ def capture_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 def main_parser(
     slime_flags: Callable[[argparse.ArgumentParser], object], failed: dict[str, str]
 ) -> tuple[argparse.ArgumentParser, set[str]]:
-    """Return Megatron-LM's parser with slime's flags, and Megatron's flags.
+    """Return Megatron-LM's parser after slime has added its flags, and the set of Megatron's own flags.
 
-    If Megatron-LM's parser can't be built: a parser with slime's flags only, and an empty set.
+    If Megatron-LM's parser can't be built, return a parser with slime's flags only, and an empty set.
     """
     megatron_flags: set[str] = set()
 
@@ -121,9 +121,9 @@ def main_parser(
 
 
 def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
-    """Return a row for JSON per flag of `parser`.
+    """Return a dict for each flag of `parser`, to be written as JSON.
 
-    `name` is the parser's name in the rows. `systems` maps each flag that is not slime's to its package.
+    `name` is the parser's name in these dicts. `systems` maps each flag that is not slime's to its package.
     """
     return [
         {

@@ -68,10 +68,10 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a command: its arguments are those that `read_command` reads for `script`, then `arguments`.
+    """Return the checks of a command, whose arguments are those in `script` (see `read_command`), then `arguments`.
 
-    If there is neither a script nor an argument, read Qwen3-8B's launch script. In this case, return None if the
-    options name another model, or if Qwen3-8B's script is missing.
+    If there is neither a script nor an argument, the command is that of Qwen3-8B's launch script. In this case, return
+    None if the options name another model, or if Qwen3-8B's launch script is missing.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -90,9 +90,9 @@ class Prompts:
 
     Attributes:
         rows: Number of rows that slime takes.
-        lengths: Tokens of the first request, with the system prompt and the tools, of some rows, evenly spread over
-            the data set.
-        longest: Tokens of the longest request, among these rows and the rows whose prompts have the most characters.
+        lengths: For some rows, evenly spread over the data set: tokens of the first request, which includes the system
+            prompt and the tools.
+        longest: Maximum number of such tokens, over these rows and the rows whose prompts have the most characters.
     """
 
     rows: int
@@ -364,7 +364,7 @@ class Preflight:
                 yield warning("command: outage", found, remedy)
 
     def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Yield an error for --log-passrate with fan-out: slime's pass rates need groups of equal size."""
+        """Yield an error if fan-out and --log-passrate are both on: slime's pass rates need groups of equal size."""
         if settings_or_defaults(options).fan_out and self.command.has("--log-passrate"):
             found = "fan_out is on; with fan-out, --log-passrate ends the run at its first training step"
             yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")
@@ -463,7 +463,7 @@ class Preflight:
         if over := command.int_value("--over-sampling-batch-size"):
             parts.append(f"{over} prompts start at once")
         if path := command.text("--dynamic-sampling-filter-path"):
-            parts.append(f"groups pass {path}")
+            parts.append(f"groups must pass {path}")
         parts.append(
             "unfinished episodes resume" if command.has("--partial-rollout") else "a step waits for its episodes"
         )
@@ -569,7 +569,7 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
 
 
 def _gpu_memory(options: DoctorOptions) -> tuple[float, str]:
-    """Return the GB and the name of this machine's smallest GPU; without a GPU, of an H100."""
+    """Return the GB and the name of this machine's smallest GPU; if it has no GPU, those of an H100."""
     query = ("nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits")
     answer = run_program(*query, env=options.env, timeout_s=10.0)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DumpedEpisode(SampledEpisode):
-    """A sample of a dump with tokens and at least one turn of the policy."""
+    """A dumped sample that has tokens and at least one turn of the policy."""
 
     number: int  # index in the dump, from 0
     record: DumpRecord
@@ -76,7 +76,7 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
     """Return the episode of a dump record; None if the record lacks the tokens, or has no turn.
 
-    Turns come from the episode's facts; without usable facts, each run of trained tokens is a turn.
+    Turns come from the episode's facts. If these have no usable turns, each run of trained tokens is a turn.
 
     Raises:
         DumpError: The tokens are not ids, or `response_length` is negative or more than the number of tokens.
@@ -167,7 +167,7 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
 def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
     """Yield the lines about an episode, each line with its style.
 
-    Yield nothing if the whole text, encoded again, gives the same tokens, and no context differs.
+    Yield nothing if encoding the whole text again gives the same tokens, and no context has a mismatch.
     """
     if drift.first is None and not drift.mismatches:
         return
@@ -260,9 +260,9 @@ async def recorded_gaps(
 
 
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
-    """Return the logprobs that the answer has for input tokens, by the token's position; None if it has none.
+    """Return the logprobs of input tokens in the engine's answer, by the token's position; None if there are none.
 
-    For the vocabulary's last id, SGLang 0.5.23 reports the id 0, but the last id's own logprob
+    SGLang 0.5.23 reports the last id of the vocabulary as the id 0, but with the right logprob
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
 
     Raises:
@@ -346,7 +346,11 @@ async def run_replay(
 
 
 def _replay_params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the requested sampling parameters, else deterministic recorded parameters, else greedy sampling."""
+    """Return the sampling parameters of the replay.
+
+    If `temperature` or `seed` is given, use it. Otherwise, use the recorded parameters if they are deterministic, else
+    sample greedily.
+    """
     own = _recorded_params(episode)
     if _is_deterministic(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}

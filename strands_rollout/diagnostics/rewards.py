@@ -146,8 +146,8 @@ def load_reward(
 ) -> RewardCall:
     """Load the reward at a dotted path, or this package's reward if `path` is None, with a configuration's settings.
 
-    Unless `takes_groups` is true, a function without slime's signature is called through this package's reward, as its
-    setting `reward`.
+    Unless `takes_groups` is true, a function without slime's signature becomes the setting `reward` of this package's
+    reward, which calls the function.
 
     Raises:
         ConfigError: The function can't be loaded, or the configuration is invalid.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRACKER_FILE: Final = "latest_checkpointed_iteration.txt"
 _INDEX_FILE: Final = "model.safetensors.index.json"
-# bytes; weights are larger, and the pointer that Git LFS leaves in place of a file is smaller
+# minimum bytes of a file of weights: Git LFS may have left a pointer in its place, which is smaller
 _MIN_WEIGHT_BYTES: Final = 1024
 _IMPORT_REMEDY: Final = (
     "correct the name; your own module must be beside the settings file, installed, or on PYTHONPATH"
@@ -128,7 +128,10 @@ def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the settings are valid, that what they name can be loaded, and that workers and journal work."""
+    """Check that the settings are valid, and that the tools, functions and servers that they name can be used.
+
+    The requirements of `episode_workers` and `journal_dir` are checked, too.
+    """
     path = options.config_file
     if path is None and not options.changes:
         found = "no --config, no ROLLOUT_CONFIG, and no configs/math_code.yaml here: runs use the default settings"
@@ -173,7 +176,7 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
 
 
 def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
-    """Yield an error for each setting that names something that can't be loaded or reached, or one good finding."""
+    """Yield an error for each name in the settings that can't be loaded or reached; without errors, a good finding."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
     from strands_rollout.user_code import add_config_folder
 

@@ -44,7 +44,7 @@ _CLONE_REMEDY: Final = (
     f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
 )
 _NAME: Final = "slime episode"
-# modules for clusters that slime's rollout modules import, but that an episode does not use
+# packages for clusters, and their modules: slime's rollout modules import them, but an episode does not use them
 _CLUSTER_MODULES: Final = {
     "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
     "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
@@ -111,7 +111,7 @@ def check_megatron(
 def find_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Path | None:
-    """Return the folder of Megatron-LM; None if there is none with megatron/core.
+    """Return the first candidate for Megatron-LM's folder that contains megatron/core; None if none does.
 
     A folder that `megatron_dir` or MEGATRON_DIR names is the only candidate. Otherwise, the candidates are Megatron-LM
     beside slime's checkout, then the importable package. The launch scripts look in the same places.
@@ -178,7 +178,7 @@ def _episode_finding(episode: Json, *, training: bool) -> Finding:
         return error(_NAME, f"{found} ({episode['stop_reason']}): {episode['error']}", _REMEDY)
     found += f": {episode['tokens']} tokens, {episode['trained']} of them trained, reward {episode['reward']}"
     if episode["placeholders"]:
-        found += f"; not installed, and not needed for this: {', '.join(episode['placeholders'])}"
+        found += f"; not installed, and not needed for an episode: {', '.join(episode['placeholders'])}"
     if episode["violations"]:
         return error(_NAME, f"{found}; slime's trainer can't use it: {'; '.join(episode['violations'])}", _REMEDY)
     if episode["warnings"]:

@@ -288,7 +288,7 @@ def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> s
 
 
 _RANDOM_EPISODES: Final = "random episodes"
-# mark in the text or an argument of each of the policy's turns, by which the turn is found in a rendering
+# each turn of the policy contains this mark, in its text or in an argument, so that it can be found in a rendering
 _MARK: Final = "policy-in-turn-{}-"
 _TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
 _TURN_TEXTS: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')

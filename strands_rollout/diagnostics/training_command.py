@@ -108,7 +108,7 @@ class TrainingCommand:
 
     @property
     def is_fully_async(self) -> bool:
-        """True if the rollout function is fully asynchronous: episodes then run on while the trainer trains."""
+        """True if the rollout function is fully asynchronous, so that episodes continue while the trainer trains."""
         return "fully_async" in (self.text("--rollout-function-path") or "")
 
     @property
@@ -197,7 +197,10 @@ class TrainingCommand:
 
     @property
     def saves(self) -> int:
-        """Number of saves in the run: at each interval, and after the last step; 0 without a folder or an interval."""
+        """Number of saves in the run: at each interval, and after the last step.
+
+        0 if the command has no --save or no --save-interval.
+        """
         steps, interval = self.int_value("--num-rollout"), self.int_value("--save-interval")
         return ceil(steps / interval) if interval and self.has("--save") else 0
 
@@ -216,8 +219,8 @@ class TrainingCommand:
     def evaluations(self) -> int:
         """Number of evaluations in the whole run: at each interval, and before the first step of a colocated run.
 
-        With `--skip-eval-before-train`, there is no evaluation before the first step. A run without steps evaluates
-        once. Without an interval, there are no evaluations.
+        If the command has `--skip-eval-before-train`, there is no evaluation before the first step. A run of 0 steps
+        evaluates once. If there is no interval, there are no evaluations.
         """
         interval, steps = self.int_value("--eval-interval"), self.int_value("--num-rollout")
         if not interval:
@@ -311,7 +314,8 @@ class EngineCache:
     Attributes:
         weights_gb: GB of weights on each GPU of the engine.
         tokens: Tokens that the cache holds; negative if the weights leave no memory for it.
-        parts: Number of parts of the cache; each part serves other episodes (SGLang's data-parallel attention).
+        parts: Number of parts of the cache. With SGLang's data-parallel attention, each episode uses a single part;
+            otherwise, there is one part.
     """
 
     weights_gb: float

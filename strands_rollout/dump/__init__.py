@@ -7,9 +7,9 @@ split between lines and concatenated. Its keys are:
 - the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); a sample is written with all
   its fields, and readers keep fields that they do not know;
 - `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If the writer had a tokenizer, this object
-  also has `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they alone
-  are not valid UTF-8: `{"94": [226, 130]}`; and `tokenizer`: `{"name": ..., "fingerprint": ...}`, the tokenizer's
-  folder or id on the hub, and a hash of its vocabulary.
+  has two more keys. `token_texts` has the text of each id of `tokens`, as in `{"271": " the"}`; if the bytes of an id
+  are not valid UTF-8, they are written as numbers, as in `{"94": [226, 130]}`. `tokenizer` has the tokenizer's folder
+  or id on the hub, and a hash of its vocabulary: `{"name": ..., "fingerprint": ...}`.
 
 A value that JSON can't express is an object with one key that begins with `$`; see `record`. Readers refuse a line with
 a higher version; they may ignore keys that are added without a new version. The facts of the episode (turns, spans,

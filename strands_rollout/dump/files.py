@@ -117,7 +117,9 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """Return the tokenizer folder that a dump names, in the first of its first 16 samples that name a tokenizer.
+    """Return the folder of the tokenizer with which a dump was written.
+
+    Of the first 16 samples, the first one that names a tokenizer counts.
 
     Raises:
         ConfigError: The samples name no tokenizer, or a tokenizer that is not on this machine.

@@ -155,7 +155,7 @@ def _decode_array(encoded: Json) -> np.ndarray[Any, Any]:
 
 
 def _decode_image(encoded: Json) -> object:
-    """Return a PIL image or, without Pillow, the PNG's bytes, which the package accepts for an image."""
+    """Return a PIL image; without Pillow, return the PNG's bytes, which this package accepts instead of an image."""
     png = _decode_bytes(encoded)
     try:
         from PIL import Image
@@ -346,8 +346,8 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
     for token, text in record.token_texts.items():
         if texts.get(token, text) != text:
             raise ConfigError(
-                f"{record.where} has the token {token} for {text!r}, which is {texts[token]!r} in {name}; name the "
-                "tokenizer of the policy that wrote it"
+                f"{record.where} has the token {token} with the text {text!r}; in {name}, its text is "
+                f"{texts[token]!r}; name the tokenizer of the policy that wrote it"
             )
 
 

@@ -59,16 +59,16 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout or stderr; if that is not a terminal, it is 140 columns wide, enough for tables.
+    """Return a console for stdout or stderr.
 
-    rich decides whether to print colors.
+    If the console is not a terminal, it is 140 columns wide, enough for tables. rich decides whether to print colors.
     """
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 def show_next(*words: object, folder: Path | None = None) -> None:
-    """Print on stderr which command to run next, as the user must type it; with `folder`, after a `cd` into it."""
+    """Print on stderr the next command, as the user must type it; if `folder` is given, put a `cd` to it in front."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     # the user called the program by its path, as the demo's script does
@@ -83,7 +83,7 @@ def show_next(*words: object, folder: Path | None = None) -> None:
 def counter(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """Show a count on stderr until the block ends; call the yielded function with a number of items to add them.
 
-    Show nothing without a terminal. `total` is None if unknown.
+    Show nothing if stderr is not a terminal. `total` is None if unknown.
     """
     with progress_bar(make_console(stderr=True), transient=True) as progress:
         task = progress.add_task(description, total=total)
@@ -91,7 +91,7 @@ def counter(description: str, total: int | None = None) -> Iterator[Callable[[in
 
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
-    """Return a bar that counts steps; it shows nothing without a terminal."""
+    """Return a bar that counts steps; it shows nothing if the console is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     if not console.is_interactive:  # a quiet console, since rich before 15 prints an empty line after a disabled bar
         return Progress(*columns, console=Console(quiet=True), disable=True)

@@ -144,8 +144,8 @@ def serve(
 ) -> None:
     """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s of the signal, the process is killed.
 
-    This function sets the process's thread switch interval. It also limits BLAS to one thread by environment variables,
-    unless they are set already; they have no effect if NumPy was imported before.
+    This function sets the process's thread switch interval. It also sets environment variables that limit BLAS to one
+    thread, unless they are set already. The variables have no effect if NumPy was imported before.
 
     `on_ready` is called with the base URL when requests are accepted; if it is None, the URL is logged. For the other
     arguments and for errors, see `running_engine`.
@@ -199,8 +199,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own, so that Ctrl-C does not stop the engine, but only this process, which first lets its
-        # samples end
+        # a session of its own, so that Ctrl-C reaches only this process, which lets its samples end before it stops the
+        # engine
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
@@ -218,7 +218,7 @@ def print_ready(base_url: str) -> None:
 
 
 def stop_with_stdin() -> None:
-    """Start a thread that sends SIGTERM to this process when stdin closes, so that it ends when its parent ends."""
+    """Start a thread that sends SIGTERM to this process when stdin closes, so that the process ends with its parent."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):

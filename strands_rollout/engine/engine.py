@@ -184,7 +184,7 @@ class Engine:
         self.worker = EngineWorker(self._scheduler)
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of running and queued generations; those held back by a pause or an update are neither."""
+        """Return the numbers of running and queued generations, without those held back by a pause or an update."""
         return self._scheduler.counts()
 
     async def generate(self, request: EngineRequest) -> GenerationOutput:

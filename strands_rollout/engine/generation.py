@@ -1,7 +1,7 @@
 """Generations in flight, the batch that decodes them, sampling, and the response of SGLang's /generate (0.5.23).
 
 A `DecodeBatch` keeps its generations in arrays, row i for generation i. A step works on whole arrays; Python code runs
-per generation only if it ends, streams, or has stop strings or penalties.
+for a single generation only if that generation ends, streams, or has stop strings or penalties.
 
 `TextCodec` encodes and decodes text with a model folder's tokenizer, without transformers.
 """
@@ -183,7 +183,7 @@ class InFlightGeneration:
 
 
 def length_finish(length: int) -> dict[str, Any]:
-    """Return the finish reason of a generation that used up its tokens."""
+    """Return the finish reason of a generation that reached its maximum of `length` new tokens."""
     return {"type": "length", "length": length}
 
 
@@ -355,7 +355,7 @@ def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
 
 
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
-    """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return them.
+    """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return all weights.
 
     Each of the three is applied to the whole distribution, as in SGLang: a token stays if fewer than top-k tokens are
     ranked before it, if the tokens before it have a total probability of at most top-p, and if its own probability is

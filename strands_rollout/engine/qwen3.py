@@ -146,7 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer; matrices are [in, out], multiplied by the weights of an RMSNorm before them.
+    """The weights of one decoder layer. Matrices are [in, out], and include the weights of an RMSNorm before them.
 
     Attributes:
         qkv: Queries, keys and values, concatenated. The dimensions of each query and key head are interleaved, so that
@@ -156,7 +156,7 @@ class LayerWeights:
         out: The output projection.
         gate_up: Gate and up projections, concatenated. The gate is negated, which saves a pass over its product:
             silu(g) is g / (1 + exp(-g)).
-        minus_down: The down projection, negated, since the negated gate also negates its input.
+        minus_down: The down projection, negated, since the negated gate negates the input of this projection.
     """
 
     qkv: Floats
@@ -396,8 +396,8 @@ _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
 # A token's attention is bit for bit the same in any batch and chunk, so that a seed samples the same tokens whatever
 # else runs. Since BLAS orders its sums by the shapes of the operands, each token has its own matrix products (unless
-# `find_tokens_per_product` finds that shared products have the same bits). These extend over runs of tokens that end at
-# a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
+# `find_tokens_per_product` finds that shared products have the same bits). A product extends over a run of tokens that
+# ends at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
@@ -451,7 +451,7 @@ class KvRows:
         self._causal_bias = np.where(is_visible, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
         self._tokens_per_product = find_tokens_per_product(config.heads // config.kv_heads, config.head_dim)
-        # Later rows were never written: their memory is not allocated yet, and `reserve` must not touch it.
+        # Rows from this index on were never written. Their memory is not allocated yet; `reserve` must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 

@@ -18,7 +18,8 @@ Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30  # SGLang's top_k without a limit
 # Maximum generations of one call (prompts times n), since each takes memory, even in the queue.
 MAX_GENERATIONS = 1024
-# SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context less _PROMPT_RESERVE.
+# SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context length minus
+# _PROMPT_RESERVE.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
 # Hardly any text has more characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is
@@ -267,7 +268,7 @@ def encode_within_limits(text: str, limits: RequestLimits, encode: Encode) -> li
     """
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
-    # In the whole text, the head may end with other tokens; but these are never half of the head's tokens.
+    # As a part of the whole text, the head may end with other tokens, but at least half of its tokens stay the same.
     if len(head) < len(text) and len(ids) >= 2 * limits.context_length:
         raise _too_long(f"more than {len(ids)}", limits)
     return ids if len(head) == len(text) else encode(text)
@@ -393,7 +394,7 @@ def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: b
 
 
 def _read_field(body: dict[str, Any], name: str, kind: type) -> Json:
-    """Return a field of this type; None if it is missing or null."""
+    """Return the field `name`, which must be of the type `kind`; None if it is missing or null."""
     value = body.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value

@@ -1,8 +1,8 @@
 """Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
 Generations join the batch between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall other
-generations. Beginnings that prompts share with earlier sequences come from a prefix cache. Once the worker has started,
-all code here except `Scheduler.counts` runs in the worker's thread.
+generations. If a prompt begins like an earlier sequence, the keys and values of that part come from a prefix cache.
+Once the worker has started, all code here except `Scheduler.counts` runs in the worker's thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _EVICTION_TARGET_SHARE = 0.9
 
 @dataclass(slots=True, eq=False)
 class _CacheNode:
-    """A run of tokens that follows its parent's tokens; `block` is [2, layers, kv_heads, head_dim, tokens]."""
+    """A run of tokens that follows its parent's tokens.
+
+    `block` has the tokens' keys and values: [2, layers, kv_heads, head_dim, tokens].
+    """
 
     tokens: Ints
     block: Floats
@@ -192,7 +195,7 @@ class Scheduler:
         return bool(len(self._batch)) or self._prefill is not None
 
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of running and queued generations; those held back by a pause or an update are neither."""
+        """Return the numbers of running and queued generations, without those held back by a pause or an update."""
         return len(self._running()), len(self._waiting)
 
     def in_flight(self) -> list[InFlightGeneration]:
@@ -206,7 +209,7 @@ class Scheduler:
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` now if paused, else when no generation runs or is queued; until then, hold back new ones."""
+        """Run `action` now if paused, else when no generation runs or is queued; hold back new requests until then."""
         if self.paused:
             action(self)
             return
@@ -243,7 +246,10 @@ class Scheduler:
         self._release_held()
 
     def flush(self) -> bool:
-        """Empty the prefix cache and return True; if generations run (or, unless paused, are queued), return False."""
+        """Empty the prefix cache and return True.
+
+        If a generation runs, or is queued while the scheduler is not paused, do nothing and return False.
+        """
         if self.is_busy() or (self._waiting and not self.paused):
             return False
         self._cache.clear()

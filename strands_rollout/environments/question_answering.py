@@ -27,9 +27,9 @@ def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime'
 
 
 def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
-    """Score the word F1 of the final answer and one of the label's answers; the highest F1 is used.
+    """Score the final answer by its highest word F1 with any of the label's answers.
 
-    The result has the same keys as that of `exact_match`; `score` is the F1.
+    The result has the same keys as the result of `exact_match`, but `score` is the F1.
 
     Raises:
         ValueError: See `label_answers`.
@@ -45,9 +45,9 @@ def _compare(sample: Any, scored: Literal["em", "f1"]) -> dict[str, float | str]
 
 
 def label_answers(label: object) -> list[str]:
-    """Return the right answers of a label that is a text, a list of texts, or a mapping with either as `target`.
+    """Return the right answers of a label: a text, a list of texts, or a mapping whose `target` is a text or list.
 
-    A list or mapping may also be JSON in a text.
+    A list or mapping may also be given as a JSON text.
 
     Raises:
         ValueError: The label has no answer, or an answer that is not a text.

@@ -20,7 +20,7 @@ from strands_rollout.errors import ConfigError, EnvironmentFaultError, PromptErr
 from strands_rollout.settings import RolloutSettings, settings_from_args
 
 METADATA_KEY: Final = "reasoning_gym"
-"""Key in a row's metadata; its value is the metadata of the generated entry, in which `source_dataset` is the task."""
+"""Key in a row's metadata; its value is the metadata of the generated entry, whose `source_dataset` names the task."""
 SCORE_TIMEOUT_S: Final = 20.0
 _LIBRARY: Final = "reasoning_gym"
 _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratch_dir", "disabled_layers")

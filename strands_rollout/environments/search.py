@@ -1,6 +1,7 @@
 """A search tool: `tools: [strands_rollout.environments.search.search]`.
 
-The tool asks a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process (extra `search`).
+The tool queries a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process, which needs the
+extra `search`.
 `configs/search.yaml` uses this tool. For other options, make a tool in a file of your own:
 
     from strands_rollout.environments.search import search_tool
@@ -85,7 +86,7 @@ def search_tool(
             process builds its own BM25 index on the first call.
         top_k: Number of passages to request; the result has fewer if fewer are found.
         max_passage_chars: Maximum characters of a passage; longer passages are cut.
-        timeout_s: Limit of connecting, of each write and of each read in a request, in seconds (httpx's `Timeout`).
+        timeout_s: Limit in seconds on connecting, and on each write and each read of a request (httpx's `Timeout`).
         patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
             infrastructure fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus
             `patience_s`.
@@ -130,8 +131,8 @@ def _format_passage(number: int, passage: Passage, max_chars: int) -> str:
 class _RetrievalServer:
     """A client of a retrieval server.
 
-    A query is sent at once, unless `_MAX_REQUESTS` requests of its event loop are running. Queries that have to wait
-    then share requests, since a dense retriever answers many queries in the time of one.
+    A query is sent immediately, unless `_MAX_REQUESTS` requests of its event loop are running. Queries that have to
+    wait are later sent together in one request, since a dense retriever answers many queries in the time of one.
     """
 
     def __init__(self, url: str, top_k: int, timeout_s: float, policy: RetryPolicy) -> None:

@@ -75,7 +75,7 @@ class StrandsEnvironment:
 
         Raises:
             ConfigError: strands-env is not installed.
-            ToolError: The path can't be imported, or is no hook file, function or class.
+            ToolError: The path can't be imported, or does not lead to a hook file, a function or a class.
         """
         _import_library()
         found: Any = resolve(factory)
@@ -88,7 +88,7 @@ class StrandsEnvironment:
         return found  # type: ignore[no-any-return]
 
     async def play(self, model: SGLangModel, hooks: Sequence[HookProvider]) -> PlayedEpisode:
-        """Make the environment, run its `rollout` on the policy, and return the outcome.
+        """Make the environment, run its `rollout` with the policy as its model, and return the outcome.
 
         Args:
             model: The policy, which the environment's `model_factory` returns first. The models that the factory
@@ -97,10 +97,10 @@ class StrandsEnvironment:
 
         Raises:
             ConfigError: As `check`; or the factory returns no environment, or the same environment for two episodes.
-            EnvironmentFaultError: The factory or the environment raised a ToolError, or an exception that is no
+            EnvironmentFaultError: The factory or the environment raised a ToolError, or an exception that is not a
                 RolloutError.
             PromptError: The row can't be read as a task of the environment.
-            RolloutError: The factory or the environment raised a RolloutError that is no ToolError.
+            RolloutError: The factory or the environment raised a RolloutError that is not a ToolError.
             ToolError: As `check`.
         """
         _POLICY_URL.set(str(model.base_url).rstrip("/"))
@@ -134,8 +134,8 @@ class StrandsEnvironment:
             )
         if environment in _USED_ENVIRONMENTS:
             raise ConfigError(
-                f"environment_factory {self._path!r} gave one environment to two episodes; expected a new environment "
-                "for each episode"
+                f"environment_factory {self._path!r} returned the same environment for two episodes; expected a new "
+                "environment for each episode"
             )
         _USED_ENVIRONMENTS.add(environment)
         return environment
@@ -218,7 +218,7 @@ def task_of(task: Task, task_cls: type) -> Any:  # noqa: ANN401 - a class of an 
     except ValidationError as e:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in e.errors())
         raise PromptError(
-            f"the row of index {task.index} can't be read as a {task_cls.__name__}: {faults}; expected its fields in "
+            f"the row with index {task.index} can't be read as a {task_cls.__name__}: {faults}; expected its fields in "
             "the row's metadata (slime's --metadata-key)"
         ) from e
 
@@ -285,7 +285,7 @@ def _to_json(value: object) -> Any:  # noqa: ANN401 - JSON
 async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
     """Yield the factories that hook files created on the running loop, by key; one caller at a time may add factories.
 
-    The value is None if the function at the path returns an environment instead of a factory.
+    A value is None if the function at the path returns an environment instead of a factory.
     """
     lock, factories = _FACTORIES.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
     async with lock:

@@ -2,8 +2,8 @@
 
 The setting `environment_config` names the environment's TOML file. A row names a task of a taskset. verifiers runs the
 episode: one of its harnesses plays the task in a runtime, with the environment's tools and simulated user, and the
-environment's rewards score the trace. A seat is an agent of the environment. Each model call of a seat that is the
-policy goes to the episode's endpoint, which records the exact tokens.
+environment's rewards score the trace. A seat is an agent of the environment. If the policy is the model of a seat, the
+model calls of this seat go to the episode's endpoint, which records the exact tokens.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _Seats:
         self._slot, self._base_url = slot, base_url
 
     def check(self, trace: Any) -> None:  # noqa: ANN401
-        """Check a run before its first request: if it can't be trained exactly, set `error` and raise it."""
+        """Check a run before its first request: if its tokens can't be trained, set `error` and raise it."""
         if not self._is_policy(trace):
             return
         name, playing = trace.agent.name or "agent", [other for other in self._slot.traces if self._is_policy(other)]
@@ -296,7 +296,7 @@ def _row_of(task: Task) -> Mapping[str, Any]:
     if not isinstance(row, Mapping) or not isinstance(row.get("key"), str) or not isinstance(row.get("idx"), int):
         raise errors.ConfigError(
             f"got a row with metadata[{TASK_KEY!r}]={row!r:.200}; expected a mapping with `key` and `idx`, as `strands-"
-            "rollout tasks` writes it. Does the run name the metadata with --metadata-key metadata?"
+            "rollout tasks` writes it. With slime, set --metadata-key metadata"
         )
     return row
 

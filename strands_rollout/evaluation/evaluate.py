@@ -50,7 +50,7 @@ class Summary:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Summary:
-        """Return the totals of these outcomes."""
+        """Return the totals of the outcomes."""
         views = finished_samples([outcome.sample for outcome in outcomes])
         graded = [view.reward_details for view in views if view.reward_details and not view.is_missing]
         count = max(len(graded), 1)
@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Return whether a sample was completed and no check found a violation."""
+        """True if at least one sample was completed and no check found a violation."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:

@@ -147,7 +147,7 @@ class EvalSet:
         }
 
     def under(self, protocol: Protocol, settings: RolloutSettings, overrides: Mapping[str, Any]) -> EvalSet:
-        """Return the data set with the protocol's instructions, and with its sampling except for `overrides`.
+        """Return the data set under a protocol: with the protocol's instructions in its prompts, and its sampling.
 
         Args:
             protocol: The protocol of the run.
@@ -370,7 +370,8 @@ def load_sets(
 ) -> list[EvalSet]:
     """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
-    If none of --data, --eval-config and --base-url is given, load the shipped problems: the first --limit, default 16.
+    If none of --data, --eval-config and --base-url is given, load the first shipped problems: as many as --limit says,
+    else 16.
 
     Raises:
         ConfigError: Two options exclude each other, no data set is named, two have the same name, a selection has no

@@ -71,7 +71,7 @@ class Protocol:
         return replace(self.sampling, **self.own_sampling.get(benchmark.name if benchmark else "", {}))
 
     def apply_to(self, settings: RolloutSettings) -> RolloutSettings:
-        """Return the settings; settings that the user has not set get the protocol's values."""
+        """Return `settings`, updated with those of the protocol's settings that the user has not set."""
         unset = {name: value for name, value in self.settings.items() if name not in settings.model_fields_set}
         return settings.model_copy(update=unset)
 

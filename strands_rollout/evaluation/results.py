@@ -243,7 +243,7 @@ class ResultsFile:
         return SampleResult.from_line(line)
 
     def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
-        """Write the run's identity into a folder without results; otherwise check that the results are this run's.
+        """Write the run's identity into the folder; if the folder has results, only check that they are this run's.
 
         Raises:
             ConfigError: The results belong to another run, or the file that identifies their run is missing or can't be
@@ -284,9 +284,9 @@ def accuracy_of(
         counts: c and n of each problem; problems without samples are left out.
 
     Returns:
-        Accuracy, standard error and interval. All are None without samples; error and interval are None with a single
-        problem. If all problems have the same accuracy, the error is 0, which is not informative, and the interval is
-        None.
+        Accuracy, standard error and interval. If there are no samples, all three are None. If there is a single
+        problem, error and interval are None. If all problems have the same accuracy, the error is 0, which is not
+        informative, and the interval is None.
     """
     sampled = [(right, total) for right, total in counts if total]
     samples, problems = sum(total for _, total in sampled), len(sampled)
@@ -316,7 +316,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
-    """Return the mean of pass@k over the problems with at least k samples; None without such problems.
+    """Return the mean of pass@k over the problems with at least k samples; None if there are no such problems.
 
     pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct sample:
     1 - C(n - c, k) / C(n, k) for c correct of n samples. `counts` holds c and n of each problem.
@@ -351,7 +351,7 @@ def has_answer(answer: str) -> bool:
 
 
 def _group_equal_answers(votes: Counter[str]) -> list[Counter[str]]:
-    """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
+    """Group the votes by equal answers; if an answer equals answers of two groups, the two groups are merged."""
 
     def is_equal(first: str, second: str) -> bool:  # compare both ways, since the comparison is not symmetric
         return bool(compare(first, second).equal or compare(second, first).equal)
@@ -483,7 +483,7 @@ def _problem_report(eval_set: EvalSet, number: int, found: Sequence[SampleResult
 def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
     """Return the mean reward, and the mean of each part over the samples that have it.
 
-    If the reward extracts no answers, also return None as `maj_at_n`, which replaces the computed value.
+    If the reward extracts no answers, also return `maj_at_n` as None, so that the report has no score of the majority.
     """
     rewards = [result.reward for result in scored if result.reward is not None]
     # a user's reward, or an environment's, need not extract answers
@@ -498,7 +498,7 @@ def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
 
 
 def _instruction_accuracy(scored: Sequence[SampleResult]) -> float | None:
-    """Return the share of all instructions of IFEval that were followed; None without such samples."""
+    """Return the share of IFEval's instructions that were followed; None if the samples have no instructions."""
     rewards = [(result.reward.model_extra or {}) if result.reward else {} for result in scored]
     followed, given = (
         sum(reward.get(f"{PART_PREFIX}{part}", 0.0) for reward in rewards)
@@ -508,7 +508,7 @@ def _instruction_accuracy(scored: Sequence[SampleResult]) -> float | None:
 
 
 def _drift_totals(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
-    """Return counts of the samples whose drift was measured, and of their tokens; None without such samples."""
+    """Return counts of the samples whose drift was measured, and of their tokens; None if there are none."""
     found = [result.drift for result in scored if result.drift is not None]
     if not found:
         return None

@@ -158,7 +158,10 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 def check_response_fits(sets: Sequence[EvalSet], context_tokens: int | None) -> None:
-    """Raise a ConfigError if a protocol's responses may fill the whole context; do nothing if it is unknown."""
+    """Raise a ConfigError if a protocol's responses may fill the whole context of `context_tokens` tokens.
+
+    Do nothing if `context_tokens` is None.
+    """
     for eval_set in sets:
         length = eval_set.sampling.max_new_tokens
         if eval_set.measurement and context_tokens is not None and length >= context_tokens:
@@ -275,7 +278,7 @@ class EvaluationSession:
     def facts(self) -> dict[str, Any]:
         """Return facts about the session; they are not results, since they depend on the clock and on interruptions.
 
-        The seconds of episodes are those of all scored samples, from earlier sessions too.
+        The mean and the longest duration of an episode include scored samples of earlier sessions.
         """
         durations = [result.seconds for result in self.scored]
         return {
@@ -418,7 +421,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedTokenizerBase = None) -> Path:
-    """Write the outcomes' samples to a new file in `folder`; with a tokenizer, the texts of their tokens too.
+    """Write the outcomes' samples to a new file in `folder`; if `tokenizer` is given, also write the tokens' texts.
 
     Raises:
         ConfigError: The folder can't be written to.
@@ -444,9 +447,9 @@ def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
     """Show a progress bar with the accuracy until the block ends.
 
-    Call the yielded function with the verdict on each sample, or with None if the sample has no score. Without a
-    terminal, a line is printed at each tenth of the samples. `total` counts the samples of the whole run; `earlier` has
-    the verdicts on samples of earlier sessions.
+    Call the yielded function with the verdict on each sample, or with None if the sample has no score. If the console
+    is not a terminal, a line is printed at each tenth of the samples instead. `total` counts the samples of the whole
+    run; `earlier` has the verdicts on samples of earlier sessions.
     """
     done = scored = len(earlier)
     right = sum(earlier)

@@ -1,8 +1,9 @@
 """Write the data sets of a protocol for slime's evaluation: `python -m strands_rollout.evaluation.slime_protocol`.
 
 slime samples each data set with its own parameters (`--eval-config`), but can't append a sentence to prompts or change
-the agent. So this module appends the protocol's instruction to each row's prompt, and writes the protocol's agent into
-the row's own settings. The name of a data set, which slime logs, includes the protocol, as in `aime-2024@qwen3`.
+the agent. So this module appends the protocol's instruction to each row's prompt, and writes the protocol's settings of
+the agent into the row's own settings. The name of a data set, which slime logs, includes the protocol, as in
+`aime-2024@qwen3`.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
     """Return the files of data sets by name, from `NAME=PATH`.
 
     Raises:
-        ConfigError: An entry has another form, a name is given twice, or, with `must_exist`, a file does not exist.
+        ConfigError: An entry has another form, a name is given twice, or, if `must_exist`, a file does not exist.
     """
     paths: dict[str, Path] = {}
     for entry in given:

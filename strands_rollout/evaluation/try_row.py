@@ -1,8 +1,8 @@
 """The command `try`: play a row through `generate` and `reward_func`, and print the transcript as it grows.
 
-Start reading at `run_try`. A script, a person or an OpenAI-compatible API may play the policy. In this case, a local
-server takes the place of the engine: it answers requests to `/generate` with the policy's turns, written in the chat
-template's format. So template, tokenizer, tool parser, tools and reward are used as in training.
+Start reading at `run_try`. If a script, a person or an OpenAI-compatible API plays the policy, a local server takes the
+place of the engine: it answers requests to `/generate` with the policy's turns, written in the chat template's format.
+So template, tokenizer, tool parser, tools and reward are used as in training.
 """
 
 from __future__ import annotations
@@ -371,7 +371,8 @@ class PolicyServer:
     """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
     Attributes:
-        error: The error that ended the policy's turns, else None. The request that caused it was answered as aborted.
+        error: The error because of which the policy gave no turn; None if there was none. The request for this turn
+            was answered with an abort.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
@@ -518,7 +519,8 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
     """Return the settings of the episode: with the transcript's hook, unless a program plays the episode.
 
-    `max_failed_groups` is None and `on_engine_abort` is "return"; with --you, `episode_timeout_s` is None.
+    `max_failed_groups` is set to None and `on_engine_abort` to "return". With --you, `episode_timeout_s` is set to None
+    too.
     """
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     # the local server answers with an abort when the policy gives no turn: the episode then ends

@@ -26,7 +26,7 @@ SKILLS = [
 
 
 def scratch(task: Task) -> CodeExecutorSandbox:
-    """Return a shell for one episode, in a folder that is deleted at its end; a command may take 60 seconds."""
+    """Return a shell for one episode; its folder is deleted when the episode ends. A command may take 60 seconds."""
     del task
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 

@@ -1,4 +1,4 @@
-"""Read and atomically write files with a JSON object, and describe how two objects differ."""
+"""Read and write files that contain a JSON object, and describe how two objects differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Safe access to files that others may have created or opened: regular, bounded, locked, replaced atomically."""
+"""Safe access to files that others may have created or opened.
+
+The functions check that a file is regular, read it up to a maximum size, lock it, or replace it atomically.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def write_all(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_replacement(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; its file replaces `path` if the block ends without an error, and is removed otherwise."""
+    """Yield a temporary path. If the block ends without an error, its file replaces `path`; else, it is removed."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary

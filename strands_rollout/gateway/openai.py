@@ -265,9 +265,10 @@ class Responses(ApiProtocol):
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """Return the history of a request that refers to an earlier response: the earlier items, then the new items.
 
-    Strands' agents send their whole history in each request, even if the request refers to an earlier response. The new
-    items are taken for such a history if they contain one of the earlier calls. They then replace the earlier items,
-    from the last earlier item that equals the first new item; if no earlier item equals it, they replace none.
+    Strands' agents send their whole history in each request, even if the request refers to an earlier response. So if
+    the new items contain one of the earlier calls, they are treated as a history that overlaps the earlier items: the
+    last earlier item that equals the first new item is dropped, and so are all earlier items after it. If no earlier
+    item equals the first new item, none is dropped.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)

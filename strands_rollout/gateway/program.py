@@ -105,7 +105,7 @@ class ProcessEnd:
     Attributes:
         exit_code: Exit code of the process; -N if signal N ended it.
         output: The last 4096 bytes of its stdout and stderr, as text.
-        escaped: Number of killed descendants that had left the process group, as `_kill_marked` returns it.
+        escaped: Number of killed descendants that had left the process group, as `_kill_marked` counts them.
     """
 
     exit_code: int
@@ -124,7 +124,8 @@ class ProgramRun(EpisodeRun):
         task: The task.
         limits: The episode's limits.
         control: The episode's control.
-        progress: The state of an aborted attempt, which the program repeats and continues; None for a new episode.
+        progress: The state of an aborted attempt; the program repeats the attempt, then continues it. None for a new
+            episode.
         journal: Stores each turn of the main conversation, so that another process can start the program again and
             continue the episode; None for no journal.
     """
@@ -251,7 +252,7 @@ class ProgramRun(EpisodeRun):
         raise SessionEndedError(f"the limit {limit} of this episode is reached")
 
     async def _run_program(self) -> object:
-        """Run the program and return its result, None if it was stopped; close its endpoint in any case."""
+        """Run the program; return its result, or None if it was stopped. In any case, close its endpoint."""
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")

@@ -315,8 +315,8 @@ class ItemCache:
     ) -> tuple[str | None, list[Message]]:
         """Convert a request's items to the system prompt (None if it is empty) and the messages.
 
-        The system prompt begins with the texts of `system`. If the items only extend those of one of the last requests,
-        the messages of that request are reused as objects, so that comparisons are fast.
+        The system prompt begins with the texts of `system`. If the items only extend the items of a recent request, the
+        result contains the same message objects as for that request, so that comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result, or an item can't be

@@ -62,7 +62,7 @@ class Replay:
             record or is a side request, or if a concurrent request ended the replay.
         """
         branch = self.branch
-        # saved progress lacks the head; it is taken from the first request that renders to the recorded prompt
+        # saved progress has no head: take that of the first request that renders to the recorded prompt
         if branch.head is None:
             has_same_prompt = await self._has_same_prompt(request)
             if self.is_over:  # a concurrent request ended the replay
@@ -86,14 +86,14 @@ class Replay:
         return ""
 
     async def _has_same_prompt(self, request: ClientRequest) -> bool:
-        """Return whether the recorded first messages, under the request's head, render to the recorded first prompt."""
+        """Return whether the recorded first messages, with the request's head, render to the recorded first prompt."""
         branch = self.branch
         first = min((node.position for node in branch.nodes if node.reply), default=len(branch.messages))
         prompt_ids = await first_prompt(self._template, Branch(), request.head, branch.history()[:first])
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request with another first prompt than the record is a side request, such as for a title."""
+        """Return whether a request whose first prompt is not the record's is a side request, such as for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)

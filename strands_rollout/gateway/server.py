@@ -239,7 +239,7 @@ def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
 async def start(
     gateway: Gateway, host: str = "127.0.0.1", port: int = 0, routes: Sequence[web.RouteDef] = ()
 ) -> web.AppRunner:
-    """Serve a gateway and the additional `routes` on this event loop, until the runner's `cleanup` is awaited.
+    """Serve a gateway and the additional `routes` on this event loop; to stop, await the runner's `cleanup`.
 
     Raises:
         ConfigError: The host and port can't be used, for example because the port is taken.
@@ -262,7 +262,7 @@ async def start(
 
 
 class SharedGateway:
-    """The gateway for all episodes that programs play on an event loop; runs from the first one until the loop ends."""
+    """The gateway of all episodes that programs play on an event loop; runs from the first one to the loop's end."""
 
     _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
 

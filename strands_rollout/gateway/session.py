@@ -73,10 +73,10 @@ class SessionFacts:
         differences: Descriptions of where the first forks and changed calls differ from the record; at most 8.
         refused: Numbers of requests that were answered with an error, by the error's code.
         overridden: Name of a request field that has no effect, or that the session sets to another value -> the first
-            value that a client sent. At most 64 fields are listed; of a long value, only the beginning of its JSON.
+            value that a client sent. At most 64 fields are listed; a long value is cut to the beginning of its JSON.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
-        dropped_tokens: Number of sampled tokens of the earlier attempt that were dropped because the program departed.
+        dropped_tokens: Number of sampled tokens of the earlier attempt that were dropped because of this departure.
     """
 
     requests: int = 0
@@ -230,7 +230,7 @@ class Session:
             self._restart(reason, replay.position + 1)
 
     def _restart(self, reason: str, kept_messages: int = 0) -> None:
-        """Begin the main conversation again with the first messages of the replayed record; drop and count the rest."""
+        """Begin the main conversation again with the record's first `kept_messages`; count the tokens of the rest."""
         if self._replay is None:
             return
         before = self.model.conversation

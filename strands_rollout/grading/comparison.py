@@ -43,7 +43,8 @@ _LABELED_CHOICE: Final = re.compile(
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
-_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # letters without e, i, o and u are no word
+# one to three letters other than e, i, o and u, such as "xy", are a product, not a word
+_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) ->
     if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
-    # a label that is an equation even without its names, such as 2x = 42, equals only an equation, as compared above
+    # if the label without its names is still an equation, such as 2x = 42, only an equation equals it: compared above
     if len(label_sides) != 1:
         return False
     sides = _sides_to_match(prediction.text, names)
@@ -230,7 +231,7 @@ def _is_quantity(side: str) -> bool:
 
 
 def are_keys_equal(first: Key, second: Key, budget: Budget) -> bool:
-    """Return whether two keys are the same value; symmetric."""
+    """Return whether two keys are the same value; the order of the keys does not matter."""
     if first == second:
         return True
     if isinstance(first, Relation | Combination) or isinstance(second, Relation | Combination):
@@ -249,7 +250,7 @@ def are_keys_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def node_of(key: Key) -> Expression | None:
-    """Return the formula of a number or formula; None for any other key."""
+    """Return the tree of a number or a formula; None for any other key, or if the formula was not parsed."""
     if isinstance(key, Fraction):
         return Expression("number", value=key)
     return key.node if isinstance(key, Formula) else None
@@ -289,7 +290,7 @@ def _are_sequences_equal(first: Sequence[Key], second: Sequence[Key], budget: Bu
 
 
 def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once: bool) -> bool:
-    """Return whether each item of `second` equals an item of `first`; with `once`, a different item each time."""
+    """Return whether each item of `second` equals an item of `first`; if `once`, a different item each time."""
     candidates = list(first)
     for item in second:
         found = next(

@@ -32,7 +32,8 @@ _FRACTION_POINTS: Final = range(6)  # indices of the points at which variables a
 _WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # minimum number of points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: with such an exponent, a negative base has no real power
+# even, so that a negative base with such a denominator in its exponent has no real power
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)
 
 
 class _Local(threading.local):
@@ -113,7 +114,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
     """Return whether one formula is the other times a constant other than 0 (if `positive_factor`, above 0).
 
     For example, x - 2 and 2x - 4 are proportional. Formulas without variables, or with different variables, are not
-    proportional. If `positive_factor`, formulas with complex values are not either, because these have no order.
+    proportional. If `positive_factor`, neither are formulas with complex values, because complex numbers have no sign.
     """
     if not first.symbols() or first.symbols() != second.symbols():
         return False

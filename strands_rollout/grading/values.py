@@ -61,7 +61,10 @@ def words_key(text: str) -> Hashable | None:
 
 
 def are_same_time(first: str, second: str) -> bool | None:
-    """Return whether two texts are the same time of day (3:30 may be a.m. or p.m.); None unless both are times."""
+    """Return whether two texts may mean the same time of day; None unless both are times.
+
+    Without a.m. or p.m., 3:30 may mean either.
+    """
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
@@ -203,7 +206,7 @@ class ValueGroup:
 
     @property
     def is_set(self) -> bool:
-        """Return whether the order of the values is irrelevant."""
+        """True if the order of the values does not matter."""
         return self.brackets in {"", r"\{\}"}
 
 
@@ -289,7 +292,10 @@ def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
 
 
 def _read_alternatives(text: str, depth: int) -> Key | None:
-    r"""Read "x < 1 or x > 3", "and", unions, "\setminus", "\pm", and sets given by a condition; else return None."""
+    r"""Read conditions joined by "or" or "and", unions, "\setminus", "\pm", and sets given by a condition.
+
+    Return None for any other text.
+    """
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return key_of(builder["condition"].strip().removesuffix("\\"), depth + 1)
@@ -347,7 +353,7 @@ def _replace_conjunctions(text: str) -> str:
 
 
 def _flatten_bare_list(key: Key) -> tuple[Key, ...]:
-    r"""Return the items for the group around a key: the values of a bare list, such as "\pm 3", else the key alone."""
+    r"""Return what a key adds to the group around it: the values of a bare list, such as "\pm 3", else the key."""
     return key.items if isinstance(key, ValueGroup) and not key.brackets else (key,)
 
 

@@ -27,7 +27,7 @@ _VALUE_CONVERSIONS: Final[Mapping[str, Callable[[Value], Value]]] = {
 
 @dataclass(frozen=True, slots=True)
 class FinishedEpisode:
-    """A finished sample in the terms of other trainers.
+    """A finished sample, converted to the fields that other trainers need.
 
     The lists are copies; `response_ids`, `loss_mask` and `logprobs` have one entry per response token.
 
@@ -37,7 +37,7 @@ class FinishedEpisode:
         response_ids: Sampled tokens and the context between them, at least one.
         loss_mask: 1 for tokens to train on; all 0 if the sample is not trained.
         logprobs: The sample's logprobs; in samples of this package, 0.0 for context.
-        reward: The reward; if it is a dict, its number at the reward key.
+        reward: The reward as a number; of a reward that is a dict, the number under `reward_key`.
         status: "completed", "truncated" or "failed".
         facts: The episode's facts; empty for a sample of another program.
     """

@@ -1,4 +1,4 @@
-"""The gateway as a server for other trainers: sessions over HTTP, whose samples have the dump's format.
+"""The gateway as a server for other trainers: sessions over HTTP, with samples in the format of a dump.
 
 `POST /sessions` begins a session and returns its id, API key and base URL, `GET /sessions/{id}` returns its facts,
 `GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. At the base URL, the API

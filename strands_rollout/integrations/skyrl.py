@@ -110,7 +110,7 @@ class StrandsGenerator:
 
         Args:
             input_batch: SkyRL's GeneratorInput. `sampling_params` are vLLM's: `max_tokens` is the budget of a whole
-                response, tool results included; `seed` is the first prompt's, and grows by 1 per prompt.
+                response, tool results included; `seed` is used for the first prompt, and increases by 1 per prompt.
             disable_tqdm: Ignored; no progress bar is shown.
 
         Raises:
@@ -162,7 +162,7 @@ def _new_samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     samples = []
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
-        # an environment finds the row in the metadata's env_extras; the row's own settings have a key of their own
+        # an environment reads the row from env_extras in the metadata; the row's settings need a key of their own
         metadata = {
             "env_extras": extra,
             **({ROW_SETTINGS_KEY: extra[ROW_SETTINGS_KEY]} if ROW_SETTINGS_KEY in extra else {}),

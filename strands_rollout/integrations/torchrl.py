@@ -1,9 +1,13 @@
 """TorchRL: finished samples as a TensorDict for its LLM losses, and a policy that samples from an engine.
 
-This module needs the extra `torchrl`. Sources in torchrl 0.14: torchrl/objectives/llm/grpo.py (keys that the losses and
-MCAdvantage read; tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers),
-vllm_wrapper.py (NaN in `LogProbs.full` for tokens without logprob; no `LogProbs.prompt` without the engine's logprobs
-of the prompt) and sglang_wrapper.py, which `SGLangPolicy` replaces with the same keys.
+This module needs the extra `torchrl`. Sources in torchrl 0.14:
+
+- torchrl/objectives/llm/grpo.py: the keys that the losses and MCAdvantage read; the losses leave out tokens without a
+  logprob.
+- torchrl/modules/llm/policies/common.py: the containers.
+- torchrl/modules/llm/policies/vllm_wrapper.py: in `LogProbs.full`, tokens without a logprob are NaN; `LogProbs.prompt`
+  is set only if the engine returns the prompt's logprobs.
+- torchrl/modules/llm/policies/sglang_wrapper.py: the wrapper that `SGLangPolicy` replaces, with the same keys.
 """
 
 from __future__ import annotations
@@ -191,10 +195,10 @@ _Key = str | tuple[str, ...]
 class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not installed for type checks
     """A TorchRL policy that samples answers to the prompts of a batch from an SGLang engine.
 
-    By default, it reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, as `input_mode` says,
-    and sets `text`, `tokens`, `masks`, `log_probs` and `history`; see `containers_of`. A history is rendered with the
-    chat template, and no message's text becomes a control token. Text is encoded as it is, as if the template had
-    rendered it. Tokens are sent unchanged. SGLang batches the requests.
+    By default, it reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, depending on
+    `input_mode`, and sets `text`, `tokens`, `masks`, `log_probs` and `history`; see `containers_of`. A history is
+    rendered with the chat template, and no message's text becomes a control token. Text is encoded without a template:
+    it must be rendered already. Tokens are sent unchanged. SGLang batches the requests.
 
     `forward` blocks; in a coroutine, call it with `asyncio.to_thread`.
 
@@ -206,8 +210,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         prefer_tokens: With input_mode "history", send the tokens at `(tokens_key, "prompt")` instead, if the batch has
             them.
         chat_template: Chat template for input_mode "history"; default: the tokenizer's.
-        generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first answer's and increases by one per
-            answer.
+        generate_kwargs: Sampling parameters with TorchRL's names; `seed` is used for the first answer, and increases by
+            one per answer.
         pad_output: Return tensors of equal lengths instead of ragged tensors.
         num_samples: Answers per prompt, in an additional last batch dimension; None for one answer and no such
             dimension.

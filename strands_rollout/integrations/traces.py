@@ -163,7 +163,7 @@ def _last_end(spans: Sequence[DumpSpan]) -> float:
 
 
 def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
-    """Return each turn's token bounds and seconds (None if unknown), by ascending number from 0."""
+    """Return the token bounds and seconds of each turn (None if unknown), by turn number from 0, in ascending order."""
     bounds = sample.bounds_by_turn or {}
     seconds = dict(enumerate(sample.facts.turn_s or ()))
     numbers = sorted({*bounds, *seconds})

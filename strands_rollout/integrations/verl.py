@@ -30,7 +30,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
     turns = facts.turns
-    if turns is None:  # as in another program's sample: count the stretches of consecutive trained tokens
+    if turns is None:  # not recorded by other programs: count the stretches of consecutive trained tokens
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,

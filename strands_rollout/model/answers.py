@@ -29,8 +29,8 @@ INVALID_TOOL_CALL: Final = "invalid_tool_call"
 
 StreamEvent = dict[str, Any]
 
-# a shown id is the letter of its conversation and eight digits (its turn and segment), since some templates require
-# ids of nine letters and digits
+# The template shows a call's id as a letter (for the conversation) and eight digits (for the turn and the segment),
+# since some templates require ids of nine letters and digits.
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
@@ -72,8 +72,8 @@ def _split_turn(
 ) -> list[Segment]:
     """Split a turn with `split`, a method of `parser`; if it raises, return one failure with the whole text.
 
-    Only a MemoryError is raised. If another error ended the episode, its sample would not be trained: by the text that
-    causes the error, the policy could choose which of its samples are trained.
+    Only a MemoryError is raised. If other errors ended the episode, its sample would not be trained: the policy could
+    keep samples out of training by writing text that causes such an error.
     """
     try:
         return split(text, in_reasoning=in_reasoning)

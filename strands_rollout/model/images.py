@@ -44,11 +44,11 @@ class PlacedImage:
     Attributes:
         start: Index in `Trajectory.token_ids` of the image's first token.
         end: Index after the image's last token; all of the image's tokens are `token_id`.
-        token_id: The model's image token.
+        token_id: Id of the model's image token.
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
         train_inputs: Outputs of the model's processor for the image, by name: arrays that can be joined with other
             images' arrays along the first axis.
-        other_ids: The model's tokens for other media, such as videos; a request with images must not contain them.
+        other_ids: Ids of the model's tokens for other media, such as videos; a request with images must not have any.
     """
 
     start: int
@@ -222,7 +222,7 @@ class ImageTokens:
 
         Raises:
             PromptError: The bytes can't be read as an image.
-            ConfigError: Pillow is not installed, or the processor refuses the image or returns other tokens than the
+            ConfigError: Pillow is not installed, the processor refuses the image, or it returns tokens other than the
                 image token.
         """
         from transformers.utils import is_torch_available
@@ -337,7 +337,7 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
         length: Number of tokens of the request, with all tokens of each image.
 
     Raises:
-        EngineResponseError: The engine read another number of tokens.
+        EngineResponseError: The number of tokens that the engine read is not `length`.
         UnsendableTextError: The policy sampled the token of an image or another medium. slime's trainer fails on
             this token, since no image belongs to it.
     """

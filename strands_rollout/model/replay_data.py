@@ -24,7 +24,7 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request; if they request routed experts, only for tokens that have none yet.
+    """Return the extra fields of a request; if they request routed experts, limit these to tokens that have none yet.
 
     SGLang answers with one row of experts per token, from the token at index `routed_experts_start_len` to the
     second-to-last. Without a start, each answer would contain the rows of the whole conversation again, and replace
@@ -65,14 +65,14 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
 
     Args:
         meta_info: The answer's `meta_info`. If it has no routed experts, the result has no index.
-        start: The first row that was requested.
+        start: Index of the first token whose row was requested.
         total: Number of input and output tokens.
         layers: Number of the model's layers.
         top_k: Experts per token.
 
     Raises:
-        EngineResponseError: The experts are not text, or their rows are neither the requested rows nor the rows of the
-            whole sequence.
+        EngineResponseError: The experts are not text, or their number of rows is neither that of the requested rows nor
+            that of the whole sequence.
     """
     located = {key: value for key, value in meta_info.items() if key != EXPERTS_START}
     payload = located.get(EXPERTS)
@@ -92,11 +92,12 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
 
 
 def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
-    """Join routed experts of earlier answers and of the last, for slime before 0.3.1; later, slime's Sample joins them.
+    """Join the routed experts of all answers, for slime before 0.3.1; since 0.3.1, slime's Sample joins them itself.
 
     Args:
         meta_info: The last answer's `meta_info`, as `located_experts` returns it.
-        known: int32 array of shape (rows, layers, top_k) of earlier answers, or None.
+        known: The experts of the earlier answers, as an int32 array of shape (rows, layers, top_k); None if there are
+            none.
         layers: Number of the model's layers.
         top_k: Experts per token.
 

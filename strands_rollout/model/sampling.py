@@ -57,7 +57,7 @@ class SGLangModelConfig(TypedDict, total=False):
 
 
 def config_with_left_budget(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
-    """Return the settings with what is left of the response budget after `spent` tokens of earlier branches.
+    """Return `config` with the response budget reduced by `spent`, the response tokens of earlier branches.
 
     Raises:
         BudgetExhaustedError: No token is left.
@@ -104,12 +104,12 @@ class SamplingRequest:
 
     Attributes:
         client: The client of the running event loop.
-        config: The settings for this turn: the model's, with the parameters and the response budget of this turn.
+        config: The model's settings, with the sampling parameters and the response budget of this turn.
         trajectory: Receives the context and every accepted answer.
         context_ids: New context tokens; empty if the trajectory's last turn is open.
         images: Images in the context.
-        control: The episode's control. Once the rollout is aborted, no request is sent, and no turn that the engine
-            aborted is continued. If `config["continue_aborted"]` is False, such a turn is never continued.
+        control: The episode's control. Once the rollout is aborted, no request is sent. A turn that the engine aborted
+            is continued only if the rollout is not aborted and `config["continue_aborted"]` is True.
         span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
@@ -130,8 +130,8 @@ class TurnSampler:
     Args:
         vocab_size: Token ids in contexts and parameters must be below this number.
         end_ids: Tokens that end a turn, in addition to the `stop_token_ids` of the sampling parameters.
-        decode: Returns the text of ids, which is searched for stop strings after an abort, and for the texts of media
-            tokens if a request has images.
+        decode: Returns the text of ids. The text is searched for stop strings after an abort and, if a request has
+            images, for the texts of media tokens.
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
@@ -157,7 +157,7 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure, set while a request is retried and kept if the retries are cancelled, or None."""
+        """The engine's last failure; None unless a request is being retried or its retries were cancelled."""
         return self.flight.fault if self._info_client is None else self._info_client.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
@@ -177,7 +177,7 @@ class TurnSampler:
             return
         self._info_client = client
         try:
-            # a router may report no length; a length that is known from an engine's refusal is kept then
+            # a router may report no length; then keep the length that an engine reported when it refused a request
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
@@ -241,9 +241,9 @@ class TurnSampler:
                 empty_aborts.add(Fault(FaultKind.BUSY, message), generation.latency_s)
             _check_continuation(request, generation, empty_aborts)
             self.engine_aborts += 1
-            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # no wait after the first
+            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # no wait after the first abort
                 log_once(logger, logging.WARNING, "event=engine_aborts url=%s %s", client.url, message)
-                self.flight.fault = empty_aborts.faults[-1]  # blamed for a timeout during the wait
+                self.flight.fault = empty_aborts.faults[-1]  # the cause to report if a timeout ends the wait
                 await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
@@ -279,7 +279,8 @@ class TurnSampler:
     ) -> Generation:
         """Send a request, and return its checked answer.
 
-        If the engine refuses it and reports a smaller context than was known, retry once, with fewer tokens to sample.
+        If the engine refuses the request as too long and reports a smaller context length than was known, retry once,
+        with fewer tokens to sample.
         """
         client, config, trajectory = request.client, request.config, request.trajectory
         images = [*trajectory.images, *request.images]
@@ -433,9 +434,9 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
 def turn_seed(seed: int, turn: int | str) -> int:
     """Return the sampling seed of a turn, derived from the sample's seed.
 
-    SGLang draws each token from (seed, position). All requests of a turn have the same seed, so that an aborted turn
-    gets the tokens that the same weights would have sampled without the abort. Seeds are hashed because samples have
-    consecutive seeds: `seed + turn` would be the seed of another sample.
+    SGLang draws each token from (seed, position). All requests of a turn have the same seed, so that an aborted turn is
+    continued with the tokens that the same weights would have sampled without the abort. Seeds are hashed because
+    samples have consecutive seeds: `seed + turn` would be the seed of another sample.
 
     Args:
         seed: The sample's seed, which is also the seed of its first turn.
@@ -478,7 +479,7 @@ class TokenLimits:
         max_turn_tokens: Maximum tokens sampled in one turn.
         min_turn_tokens: Tokens to leave for the next turn: if tool results leave fewer, results without an image are
             cut. Fewer are left only if even empty results are too long. If the history may be rewritten, results are
-            cut only for the response budget, and only if it has fewer tokens left than the context budget.
+            cut only to fit the response budget, and only if that budget has fewer tokens left than the context budget.
 
     Raises:
         ConfigError: A limit is not an integer of at least 1.
@@ -589,4 +590,4 @@ def turn_allowance(
             "tokens. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
-    return min(candidates) if candidates else (None, "turn")  # of equal limits, the first by name
+    return min(candidates) if candidates else (None, "turn")  # if limits are equal, the alphabetically first

@@ -1,8 +1,8 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-The record finds the place of a request. Unless the request repeats a recorded turn, new messages are then rendered as
-context tokens, the engine samples a turn, and the turn is recorded and parsed. Within a branch of the record, sampled
-text is never tokenized again: the branch's tokens only grow.
+The record finds the place of a request: a turn that the request repeats, a branch that it extends, or a new branch.
+Unless the request repeats a turn, new messages are then rendered as context tokens, the engine samples a turn, and the
+turn is recorded and parsed. Within a branch, sampled text is never tokenized again: the branch's tokens only grow.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class SGLangModel(Model):
         base_url: URL of the server or router. On an event loop, models with the same URL, `vocab_size` and
             `engine_patience_s` share a connection pool.
         client: An `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`, instead of `base_url`.
-        tool_parser: Name of a registered parser; "auto" for the parser of the calls that the template writes; or a
-            parser.
+        tool_parser: Name of a registered parser; "auto" for the parser of the format in which the template writes
+            calls; or a parser object.
         sampling_params: SGLang's sampling parameters. `max_new_tokens` limits one turn.
         enable_thinking: Argument of the chat template, if given; takes precedence over `chat_template_kwargs`.
         chat_template_kwargs: Further arguments of the chat template.
         limits: Token budgets of each conversation; see `TokenLimits`.
-        return_logprobs: Request the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
+        return_logprobs: Request the logprobs of sampled tokens; if False, `trajectory.logprobs` is all 0.0.
         model_id: Name for traces and logs.
         context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
             `context_window_limit` is None.
@@ -88,13 +88,13 @@ class SGLangModel(Model):
             request; "segment" begins a new trajectory. Conversation managers that drop or summarize messages need
             "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
-            records a conversation for each agent. Strands usually passes which agent calls; if it does not, agents are
+            records a conversation for each agent. Strands usually passes the calling agent; if it does not, agents are
             distinguished by their histories. Agents other than the main agent may rewrite their histories.
         transient_context: What happens after a request with a transient text, such as a plugin's reminder, which the
             agent's history lacks: "segment" treats the next request as a rewrite of the history, see
             `on_rewritten_history`; "keep" leaves the text in the tokens, and continues after it.
-        processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
-            with the first image.
+        processor: The model's Hugging Face processor, which turns images into tokens; or the folder or hub id from
+            which it is loaded when the first image comes.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
             `SGLangClient` given as `client` has its own patience.
 
@@ -202,7 +202,7 @@ class SGLangModel(Model):
 
     @property
     def prompt_ids(self) -> list[int]:
-        """First prompt of the main conversation's last branch, as tokens; set even if its generation failed."""
+        """First prompt of the main conversation's last branch, as tokens; set even if sampling failed."""
         return self.conversation.branch.prompt_ids
 
     @property
@@ -293,7 +293,7 @@ class SGLangModel(Model):
             return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
-        """Return the recorded answer to a repeated request; end the replay and return None if there is none.
+        """Return the recorded answer to a repeated request; if no answer is recorded, end the replay and return None.
 
         Raises:
             ReplayError: The request differs from the recorded requests.
@@ -323,7 +323,7 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """Sample and parse a turn, or the rest of the open turn, at an entered place; for errors, see `answer`.
+        """Sample and parse a turn, or the rest of the open turn, at a place in the record; for errors, see `answer`.
 
         Args:
             conversation: The conversation that `Record.enter` returned for the place.
@@ -387,8 +387,9 @@ class SGLangModel(Model):
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """If the tool-call format needs schemas, bind a conversation's parser to the schemas of its first tools.
+        """If the tool-call format needs schemas, bind the conversation's parser to those of `tool_specs`.
 
+        Do nothing if the conversation already has a parser, or if there are no tools.
         Resumed turns, which were parsed without schemas, are then parsed again.
         """
         if conversation.parser is not None or not tool_specs:
@@ -413,7 +414,7 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         invocation_state: Mapping[str, Any] | None = None,
         cancel_signal: object = None,
-        **kwargs: object,  # noqa: ARG002 - tool choice and others, which `/generate` does not have
+        **kwargs: object,  # noqa: ARG002 - such as tool choice, which `/generate` does not support
     ) -> AsyncGenerator[StreamEvent, None]:
         """Sample one turn and yield it as Strands events; see `answer`.
 
@@ -467,7 +468,8 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Return the exact number of tokens of messages; see `context.token_count`."""
-        if self.config["conversations"] == "many":  # callers compare the number with `context_window_limit`
+        if self.config["conversations"] == "many":  # callers compare the number with `context_window_limit`,
+            # which depends on the engine's context length
             await self._sampler(self.conversation).fetch_context_length(self.client())
         request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
         return await token_count(self.template, request)
@@ -480,7 +482,7 @@ class SGLangModel(Model):
         return self._sampler(self.conversation).context_limit(configured)
 
     def estimate_utilization(self, input_tokens: int) -> float:
-        """Return the share of the context that this number of tokens uses; 0.0 if the context length is not known."""
+        """Return `input_tokens` as a share of the context length; 0.0 if the context length is not known."""
         limit = self.context_window_limit
         return input_tokens / limit if limit else 0.0
 
@@ -512,7 +514,7 @@ class SGLangModel(Model):
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure, set while a request is retried and kept if the retries are cancelled, or None."""
+        """The engine's last failure; None unless a request is being retried or its retries were cancelled."""
         faults = (self._sampler(conversation).engine_fault for conversation in self.record)
         return next(filter(None, faults), None)
 
@@ -529,7 +531,7 @@ class SGLangModel(Model):
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse new requests; abort in-flight requests, which nobody awaits; wait up to `grace_s` s until they end."""
+        """Refuse new requests; abort in-flight requests, which nobody awaits; wait up to `grace_s` s for their end."""
         self.record.close()
         if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):

@@ -95,7 +95,7 @@ class WireRecorder:
 
 
 def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers to forward: all but those about one connection, or a body's length and compression."""
+    """Return the headers to forward: without headers about the connection, or about the body's length and encoding."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
@@ -161,14 +161,14 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
     The rules are:
 
-    - A request extends the ids of the previous request and its output. After a request
-      without a generation, the next request repeats it unchanged.
+    - The ids of a request begin with the ids of the previous request and its output. If the previous request got no
+      generation, the request repeats it unchanged.
     - A sample with trained tokens holds the ids of the last answered request and its output, and its prompt is as long
       as the first answered request. It trains all sampled ids and nothing else, with the engine's logprobs.
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
-    In an episode with images, which the engine expands to more tokens than the requests have, the second and the third
-    rule are replaced by one: the sample's trained ids and their logprobs are those of the answers.
+    In an episode with images, the engine reads more tokens than the requests have, since it expands the images. The
+    second and the third rule are then replaced by: the sample's trained ids and logprobs equal those of the answers.
     """
     return [*_extension_violations(exchanges), *_sample_violations(exchanges, sample)]
 

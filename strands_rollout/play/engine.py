@@ -100,7 +100,9 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """If the executor of a setting is local, start it before episodes need it; return its isolation, else "unknown".
+    """Return the isolation of a setting's executor, which is known only for a local executor; else "unknown".
+
+    A local executor is started for this, before episodes need it.
 
     Raises:
         ConfigError: The executor does not exist.

@@ -236,8 +236,8 @@ class EvalOptions:
     """Options of the command `eval`. If an option is None, the default in its help applies.
 
     Attributes:
-        sampling_overrides: Fields of `sampling` that the user has given, which override the protocol's.
-        ks: The k of pass@k; None for `DEFAULT_KS` of evaluation/plan.py.
+        sampling_overrides: The fields of `sampling` that the user has given; they override the protocol's values.
+        ks: The values of k for pass@k; None for `DEFAULT_KS` of evaluation/plan.py.
     """
 
     data: Annotated[
@@ -321,7 +321,7 @@ class UpdateSettings:
 
     Attributes:
         decay: slime's `--lr-decay-style`.
-        updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
+        updates: Optimizer steps per batch of rollouts, each on a part of the batch; slime's `--num-steps-per-rollout`.
         mean: "sample" averages the loss over the trained tokens of each rollout, then over the rollouts that have
             trained tokens. This is slime's default, except that slime also counts rollouts without trained tokens.
             "token" averages over all trained tokens; slime's `--calculate-per-token-loss`.

@@ -79,7 +79,7 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Play a new sample, or resume an aborted one; grade it with its siblings, and check them if `audited`.
+        """Play a new sample or resume an aborted one; grade the sample and its siblings, and check them if `audited`.
 
         An episode that ends aborted is not graded.
 
@@ -103,7 +103,10 @@ class Player:
         return Outcome(main, violations, tito_violations(exchanges, main), siblings)
 
     async def grade(self, sample: Sample, *siblings: Sample) -> None:
-        """Set the rewards of a sample and its siblings; with siblings, in one call with the whole list, as in slime."""
+        """Grade a sample and its siblings, and set their rewards.
+
+        If there are siblings, all samples are graded in one call, as in slime.
+        """
         grade: Reward = self.reward or reward_func
         if not siblings:
             sample.reward = await grade(self.args, sample)

@@ -35,7 +35,7 @@ class AgentRequest:
     """A call of the model by Strands.
 
     Attributes:
-        messages: The history that the agent sends, including transient texts. The agent may change it while its
+        messages: The history that the agent sends, including transient texts. The agent may change this list while its
             request is answered.
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
@@ -191,7 +191,7 @@ def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
 def head_changes(read: Head | None, requested: Head) -> list[str]:
     """Name the parts of a request's system prompt and tools that the policy has not read.
 
-    A missing tool is not a change: if Strands forces a tool, it leaves out all others. After a resume, the head that
+    A missing tool is not a change: if Strands forces a tool, it sends only that tool. After a resume, the head that
     the policy has read is unknown (None), and nothing counts as changed.
     """
     if read is None:
@@ -261,7 +261,8 @@ def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool
 def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: StrandsMessages) -> object:
     """Return the agent in an invocation's state; None if there is none, or if another agent may be the caller.
 
-    Concurrent agents of a graph share one state. Newer versions of Strands pass the agent's cancel signal as well.
+    Concurrent agents of a graph share one state, which may name any of them. The caller is recognized by its cancel
+    `signal` or, in older versions of Strands, which don't pass the signal, by its messages.
     """
     agent = (state or {}).get("agent")
     if signal is not None:

@@ -323,7 +323,8 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
     """Describe how a user message differs from the message that the policy has read; "" if it does not.
 
-    If `keeps_transient` is true, further lines that the policy has read before or after the message's text don't count.
+    If `keeps_transient` is true, lines that only the policy's message has, before or after the client's text, don't
+    count.
     """
     if read == got:
         return ""

@@ -61,7 +61,8 @@ class Record:
         self._touches = itertools.count(1)
         self.main = Conversation()
         self.others: list[Conversation] = []
-        # by `id()` of agents and cancel signals, which may have been garbage-collected
+        # conversations by `id()` of agents and cancel signals; an id may be reused after a garbage collection, so
+        # `conversation_of` also checks `belongs_to`
         self._by_owner: dict[int, Conversation] = {}
         self.is_closed = False
 
@@ -313,7 +314,8 @@ class Branch:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
             open, and until an agent gets it (`Conversation.has_unread_turn`).
         covered: Number of messages that the policy has read, so that `messages[covered]` is the last answer.
-        origin: The turn of another branch after which this branch's own messages begin; None if it shares no turn.
+        origin: The turn of another branch after which this branch's own messages begin; None if this branch shares no
+            turn with another.
         nodes: The turns. After a resume, only the turns whose position among the messages is known.
         trajectory: Tokens, loss mask, logprobs and turns.
         head: System prompt and tools of the first prompt; None before the first request and after a resume.
@@ -328,7 +330,8 @@ class Branch:
         ended_by: Text that says why a request left this branch; "" while this branch may grow.
         with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
             as the policy read them; `messages` has them without that text.
-        transient_texts: Number of messages that the policy read with a transient text, even if the text does not stay.
+        transient_texts: Number of messages that the policy read with a transient text, whether or not the text stays in
+            the tokens.
         client: The branch as the gateway's client knows it; empty outside of the gateway.
         touched: Number from `Record.touch`; larger, the more recently the branch has begun or been answered.
     """
@@ -381,7 +384,7 @@ class Branch:
             node = node.parent
 
     def node_at(self, position: int) -> Node | None:
-        """Return the turn that answered this number of messages; None if no turn did."""
+        """Return the turn whose answer is `messages[position]`; None if there is no such turn."""
         index = bisect_left(self.nodes, position, key=attrgetter("position"))
         if index < len(self.nodes) and self.nodes[index].position == position:
             return self.nodes[index]
@@ -554,7 +557,7 @@ class ClientView:
     """A branch as the gateway's client knows it.
 
     Attributes:
-        messages: The messages of the client's last request, as the client spelled them.
+        messages: The messages of the client's last request, in the client's wording.
         call_ids: For calls whose ids the client changed: the client's id -> the tool-use ids that the gateway sent;
             several if the client gave calls of one turn the same id.
         answered_at: Time of the last answer, by `time.monotonic`; 0.0 before the first.
@@ -657,8 +660,8 @@ class BeginBranch:
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
         reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
         head_changes: See `Match`.
-        match: The comparison of a client's request with the best matching branch, which may share no message; None if
-            no branch matches, and for an agent's request.
+        match: For a client's request, the best match with a branch, which may have a length of 0; None if
+            `ClientRequest.new_branch_place` found no match, and for an agent's request.
         shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.
     """

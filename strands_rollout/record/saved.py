@@ -1,4 +1,4 @@
-"""Saving and loading of unfinished episodes.
+"""Save and load unfinished episodes.
 
 An episode is saved as a whole, next to the tokens of an aborted sample (`save_episode`, `load_episode`), or step by
 step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. What a branch notes about its turns
@@ -36,7 +36,8 @@ class EpisodeProgress:
         messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
             tools, or with the results of those calls.
         covered: Number of messages that the policy has read.
-        finished: Results of the last message's calls that have ended, by tool-use id; these calls are not run again.
+        finished: Tool-use id -> result, for the ended calls of the last message; a resume does not run these calls
+            again.
         tool_iterations: Number of turns whose tools were run; a last turn with unfinished calls is not counted.
         tool_calls: Number of calls that were run in these turns.
         tool_errors: Number of results with status error.
@@ -91,7 +92,7 @@ class _SavedPart(_Strict):
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
     numbering: str = ""  # numbering of the weight versions
-    meta_info: dict[str, Any] = {}  # only in a journal; slime's Sample has its own counts
+    meta_info: dict[str, Any] = {}  # only in a journal: a saved slime Sample already has the counts made from it
 
 
 class _SavedTurn(_Strict):
@@ -186,7 +187,7 @@ def load_episode(
 
 
 def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message reduced to what the policy reads and, if any, Strands' counts of its tokens."""
+    """Return a message reduced to what the policy reads and, if the message has it, Strands' `usage`."""
     content = [
         {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]

@@ -51,7 +51,7 @@ _FIRST, _LATER, _ENDED = 1, 2, 3
 class RecordStore:
     """The journal records of this process's episodes in a folder, and those that dead processes left there.
 
-    Threads may share a store, and processes a folder.
+    Several threads may share a store, and several processes may share a folder.
 
     Raises:
         OSError: The folder can't be created or listed.
@@ -93,11 +93,11 @@ class RecordStore:
                     self._end(key)
 
     def append(self, key: bytes, record: bytes, *, is_first: bool) -> bool:
-        """Append a record; the first record of an attempt replaces all earlier records.
+        """Append a record; if `is_first` is true, it replaces all earlier records of the episode.
 
         Returns:
-            False if the record can't be written. This is logged once and ends the episode's records: an episode that
-            was continued from them would repeat the unwritten steps.
+            False if the record can't be written. The failure is logged once, and ends the episode's records: an episode
+            that was continued from them would repeat the unwritten steps.
         """
         with self._lock:
             try:
@@ -191,7 +191,7 @@ def take_leftover_records(folder: Path) -> dict[str, list[bytes]]:
 
 
 class _File:
-    """A file that is locked by this process.
+    """A file of journal records that this process has locked.
 
     Attributes:
         size: Number of bytes up to the end of the last whole frame.

@@ -21,8 +21,8 @@ from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_o
 from strands_rollout.user_code import source_file
 
 # settings that do not count as conditions: they determine which processes play an episode, when the episode gives up,
-# how it is saved and resumed, and what happens to its samples. A row's choice from `row_tools` counts as part of the
-# episode's `tools`
+# how it is saved and resumed, and what happens to its samples. `row_tools` only offers tools; the tools that a row
+# chooses from it are among the episode's `tools`, which is a condition
 _IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens", "template")
 MAX_SAMPLES: Final = 64  # measured samples of a step
 MAX_TOKENS: Final = 2**18  # measured tokens of a step, prompts included; approximate
-_DIVERGENCE_TOKENS: Final = 8  # shown before and after a divergence
+_DIVERGENCE_TOKENS: Final = 8  # number of tokens shown before and after a divergence
 # placeholders for unknown texts in messages that the template renders
 _PLACEHOLDER: Final = "probed-{}-of-{}"
 _PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
-_SHOWN_TOKENS: Final = 12  # shown from the first differing token of a mismatch on
+_SHOWN_TOKENS: Final = 12  # number of tokens of a mismatch that are shown, from the first differing token on
 _MAX_USER_TURNS: Final = 2  # consecutive user turns that are tried after a turn of the policy
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 _COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")  # counts of an EpisodeDrift
@@ -408,8 +408,9 @@ class EpisodeDrift:
         text_drift: Number of sampled tokens that would differ if the whole conversation were encoded again.
         off_policy: Number of sampled tokens from the first difference of the whole text on. A trainer that gets text
             would train them after a history that the policy did not read or write.
-        classes: Numbers of drifted tokens by kind: sampled tokens when each turn is encoded again by itself; under
-            "template", context tokens when the whole text is encoded again.
+        classes: Numbers of drifted tokens by kind. "template" counts context tokens that would differ if the whole text
+            were encoded again; the other kinds count sampled tokens that would differ if each turn were encoded again
+            by itself.
         first: The first difference of the whole text; None if nothing differs.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
@@ -443,7 +444,7 @@ class EpisodeDrift:
 
 @dataclass(frozen=True, slots=True)
 class DriftTotals:
-    """Sums of `EpisodeDrift` over all episodes, and shares, 0 to 1, of the episodes and sampled tokens.
+    """Sums of `EpisodeDrift` over all episodes, and the shares, 0 to 1, of drifted episodes and off-policy tokens.
 
     `mismatched_episodes` and `mismatched_tokens` are None if no context was compared.
     """
@@ -473,7 +474,8 @@ class DriftMeter:
 
     Attributes:
         template_fault: The last reason why the template can't be used with a sample's template arguments; None while no
-            fault is known. The contexts of such a sample are not compared, and its tool calls count as text.
+            fault is known. If there is such a fault, the sample's contexts are not compared, and its tool calls count
+            as text.
     """
 
     def __init__(
@@ -495,7 +497,7 @@ class DriftMeter:
         self.template_fault: str | None = None
 
     def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
-        """Measure one episode; `number` is its position among others.
+        """Measure one episode; `number` becomes `EpisodeDrift.number`.
 
         Raises:
             ConfigError: No parser has the name `tool_parser`.
@@ -522,7 +524,7 @@ class DriftMeter:
         )
 
     def _check_of(self, episode: SampledEpisode) -> RenderCheck | None:
-        """Return the check with the template arguments of an episode; None if the template can't be used."""
+        """Return the check for an episode's template arguments; None if the template can't be used with them."""
         kwargs = episode.facts.template_kwargs
         if kwargs is None:  # not recorded
             kwargs_of_sample = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}

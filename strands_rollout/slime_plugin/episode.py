@@ -1,6 +1,6 @@
 """Play the episode of one sample in this process, and fill the sample from it.
 
-`play_sample` is the entry. Read on in `_run_episode`, which builds the model and the tools, in `_choose_player`, and in
+`play_sample` is the entry. Then read `_run_episode`, which builds the model and the tools; `_choose_player`; and
 `RolloutJob.build_model`, which makes an agent's model from slime's args and the settings.
 """
 
@@ -409,13 +409,13 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    They are the setting `abort_grace_s`; if it is null, `_PARTIAL_GRACE_S` if aborted samples are collected and
-    resumed, else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at most
-    `ABORT_GRACE_S`.
+    This is the setting `abort_grace_s`. If that setting is null, it is `_PARTIAL_GRACE_S` in a run that collects and
+    resumes aborted samples, else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at
+    most `ABORT_GRACE_S`.
 
     slime aborts all requests; from 0.3.1 on, it repeats this every 3 s until the engines are idle. An episode worker
-    may learn of an abort later than the engines, so the abort may miss a request that the worker sends in between. Only
-    closing the connection of such a request ends it at once.
+    may learn of an abort later than the engines, so the abort may miss a request that the worker sends in between. Such
+    a request ends at once only if its connection is closed.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S
@@ -432,7 +432,8 @@ class RolloutJob:
         settings: The settings of this episode, the row's included.
         fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
             sample is ABORTED.
-        routing_key: Makes a router send all requests of the episode to one engine.
+        routing_key: A key that is sent with each request, so that a router sends all requests of the episode to one
+            engine.
         sink: Stores the episode's journal records; None to store none.
     """
 
@@ -467,7 +468,7 @@ class RolloutJob:
         params = dict(self.call.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        # users' code, sub-agents and environments that play may rewrite the history; the agent loop only appends
+        # users' code, sub-agents and a library's environments may rewrite the history; the agent loop only appends
         user_code = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
         may_rewrite = bool(agent or user_code or settings.environment_plays)
         limits = TokenLimits(

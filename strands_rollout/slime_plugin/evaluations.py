@@ -35,8 +35,8 @@ def checkpoint_step() -> int | None:
 def take_over_pass_rates(args: SlimeArgs) -> bool:
     """Return whether the job was given slime's `--log-passrate`, and turn the flag off in `args`.
 
-    Without the flag, slime's own evaluation metrics have no pass rates. Later calls with the same args return the same
-    value, although the flag is off by then.
+    While the flag is off, slime's own evaluation metrics have no pass rates. Later calls with the same `args` return
+    the same value, although the flag is then off.
     """
     values = vars(args)
     wanted = bool(values.setdefault(_LOG_PASSRATE_ATTR, bool(values.get("log_passrate"))))
@@ -109,10 +109,10 @@ def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | 
 
     Yield None in a job that trains, or if the environment variable `WANDB_RUN_ID` is not set.
 
-    If the environment variable `_SHARED_VARIABLE` is "1", the run is the training's own, and the training may still
-    write to it. Unless wandb is offline, this job then joins the run as slime's secondary processes do
-    (`init_wandb_secondary` in slime/observability/wandb_utils.py), and does not mark it as finished at the end. In any
-    run, wandb shows the numbers over the step in `eval/step`.
+    If the environment variable named by `_SHARED_VARIABLE` is "1", the run is the training's own, and the training may
+    still write to it. Unless wandb is offline, this job then joins the run as slime's secondary processes do
+    (`init_wandb_secondary` in slime/observability/wandb_utils.py), and does not mark the run as finished at the end. In
+    any run, wandb plots the numbers against the step in `eval/step`.
     """
     if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
         yield None

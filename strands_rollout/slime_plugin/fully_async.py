@@ -1,10 +1,10 @@
 """slime's fully asynchronous rollout, changed to start only as many groups as `max_sample_staleness` allows.
 
-slime's worker plays up to `--sglang-server-concurrency` x engines groups at once. Finished groups wait for the trainer.
-In the newest slime, no group starts while that many groups wait; in 0.3.0 and 0.3.1, up to 1,000 groups wait, and a
-step takes all of them and drops those that it does not need (slime/rollout/fully_async_rollout.py,
-`AsyncRolloutWorker`). Here, one limit holds for the groups in play and the waiting groups together, and a step takes
-only the groups that it trains.
+slime's worker plays a limited number of groups at once: `--sglang-server-concurrency` times the number of engines.
+Finished groups wait for the trainer. In the newest slime, no group starts while that many groups wait. In 0.3.0
+and 0.3.1, up to 1,000 groups wait; a step takes all of them and drops the groups that it does not need
+(slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). Here, one limit holds for the groups in play and the
+waiting groups together, and a step takes only the groups that it trains.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _bounded_worker(
     """Return slime's worker, changed to start no group while `groups` groups are in play or wait for the trainer."""
 
     class BoundedWorker(worker_class):  # type: ignore[misc]
-        """slime's worker, which is also its own data source, to limit the groups taken from slime's data source."""
+        """slime's worker; it is its own data source, so that it can limit the groups taken from slime's data source."""
 
         def __init__(self) -> None:
             super().__init__(args, self, concurrency=min(slots, groups))
@@ -151,7 +151,7 @@ def _bounded_worker(
             return on_end
 
         def get_completed_groups(self, limit: int = 1) -> list[Any]:
-            """Return at most `limit` waiting groups, those that finished first.
+            """Return the first `limit` waiting groups, in the order in which they finished, or fewer if fewer wait.
 
             The default is 1, since slime 0.3.0 and 0.3.1 pass no limit and drop the groups that a step does not need.
             """

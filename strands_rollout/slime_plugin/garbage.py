@@ -12,11 +12,14 @@ _THRESHOLDS: Final = (25_000, 100, 10)
 
 @functools.cache
 def freeze_long_lived() -> None:
-    """Collect garbage, freeze all remaining objects (`gc.freeze`), and make collections rarer; once per process.
+    """Collect garbage, freeze all remaining objects (`gc.freeze`), and make collections rarer.
 
-    Call it before the first episode, so that no object of an episode is frozen. Frozen objects are still freed when
-    their reference count drops to zero; only cycles of them are no longer found. A threshold that the process has set
-    higher is kept. If the first threshold is higher, or collections are disabled, all thresholds are kept.
+    Later calls in the same process do nothing.
+
+    Call this function before the first episode, so that no object of an episode is frozen. Frozen objects are still
+    freed when their reference count drops to zero, but not if they are in a reference cycle, which the collector no
+    longer finds. A threshold that the process has set higher is kept. If the first threshold is higher, or collections
+    are disabled, all thresholds are kept.
     """
     gc.collect()
     gc.freeze()

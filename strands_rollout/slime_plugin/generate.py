@@ -37,8 +37,9 @@ async def generate(
 
     Returns:
         The same sample. Its tokens, loss_mask, rollout_log_probs, response and status are valid however the episode
-        ended; only the status is set if the sample became ABORTED before an episode worker was free. With the setting
-        `fan_out`, a list of the sample and its siblings, unless the sample is ABORTED or slime can't take a list.
+        ended, with one exception: if the sample became ABORTED before an episode worker was free, only its status is
+        set. With the setting `fan_out`, a list of the sample and its siblings is returned, unless the sample is ABORTED
+        or slime can't take a list.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.

@@ -117,7 +117,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
 async def find_load_errors(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
     """Return the name of each setting whose code can't be loaded or whose value can't be used, with the error.
 
-    With `connects`, MCP servers are started or connected to as well.
+    If `connects` is set, also start the MCP servers, or connect to those that run already.
     """
     load = tool_loading.load_function
     load_tools: Callable[[tool_loading.ToolNames], object] = (
@@ -221,8 +221,8 @@ def to_episode_prompt(
     Raises:
         PromptError: The prompt is empty, already rendered or malformed; it is a chat that does not end with a user's
             message, or whose messages hold content other than text, a user's images, and an assistant's reasoning
-            and tool calls; its images can't be read, or are not as many as the `loaded` images; or `loaded` holds
-            something other than images.
+            and tool calls; its images can't be read, or their number differs from that of the `loaded` images; or
+            `loaded` holds something other than images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -245,7 +245,8 @@ def to_episode_prompt(
             f"got a prompt of type {type(prompt).__name__}; expected a string, or a chat as a list of "
             '{"role": ..., "content": ...} messages. Check --input-key'
         )
-    # with a processor, slime has cut texts at images, and between all characters if a row has no image
+    # if slime has a processor, it has cut each text at its images or, in a row without images, between all characters,
+    # so the pieces are joined without a separator
     return _convert_chat(prompt, configured_system, images, separator="\n" if loaded is None else "")
 
 
@@ -374,10 +375,10 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
 
 
 def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """Return a call's arguments; {} if empty or null, None if missing or neither an object nor an object's JSON.
+    """Return a call's arguments, an object or the JSON of an object; {} if they are empty or null.
 
-    JSON stays as it is written, since templates render it unchanged. Other arguments are refused, since the template
-    would show the policy a call that it could never make.
+    JSON is returned unchanged, since templates render it as it is written. If the arguments are missing or anything
+    else, return None: the template would show the policy a call that it could never make.
     """
     arguments = function.get("arguments", _ABSENT)
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
@@ -438,8 +439,8 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
     or names of MCP servers, from `tools` or `row_tools` of the run's settings. If the mapping has no `tools`, the tool
     schemas under `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by
-    name. A warning, logged once, lists names that the run's settings lack, unless the run's `tools` have an MCP server,
-    to which the names may belong.
+    name. If the run's settings lack a tool of such a name, this is logged once as a warning, unless the run's `tools`
+    have an MCP server, to which the tool may belong.
 
     Raises:
         ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run
@@ -482,7 +483,7 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
 
 
 def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
-    """Return the run's tools for which a row has schemas; all `tools` of the run if none matches.
+    """Return those tools of the run for which the row has schemas; if no schema matches, all `tools` of the run.
 
     MCP servers in `tools` always stay, since their tools are known only when they are connected. Warn if `schemas` is
     not a list. If `tools` has no MCP server, also warn about schemas of tools that the run lacks.
@@ -500,7 +501,7 @@ def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[
 
 
 def _schema_name(schema: object) -> str:
-    """Return the name in a tool's OpenAI schema, with or without `function` envelope; return a plain name as it is."""
+    """Return a tool's name from its OpenAI schema, with or without the key `function`; a plain name stays as it is."""
     inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
     return str(inner.get("name") if isinstance(inner, Mapping) else inner)
 

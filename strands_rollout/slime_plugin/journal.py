@@ -94,7 +94,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a journal record if possible; return once the record would survive this process: tools run next."""
+        """Write a journal record if possible; return once it would outlive this process, since tools run next."""
         self._writer.on_turn_end()
         if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
@@ -111,9 +111,9 @@ class EpisodeJournal:
             self._sink.write(closing_record(reason))
 
     def _build_record(self, progress: EpisodeProgress) -> bytes | None:
-        """Return the journal record of the episode's last step. If there can't be one, close the journal.
+        """Return the journal record of the episode's last step; None if the journal is closed.
 
-        Return None if the journal is closed.
+        If the record can't be built, close the journal and return None.
         """
         model = self._model
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
@@ -169,7 +169,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
     records = sink.records
     sink.begin()
     if not records or (start.resume is not None and not sink.is_latest):
-        return start  # there are no records, or the aborted sample's own state is newer
+        return start
     try:
         loaded = load_steps(records)
     except ResumeError as e:
@@ -177,7 +177,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
             raise LostEpisodeError(
                 f"the process that ran the episode died, and the episode can't be continued: {e}"
             ) from e
-        logger.warning("an episode of the journal starts from scratch: %s", e)
+        logger.warning("an episode starts from scratch, since its journal can't be used: %s", e)
         return start
     # a program repeats all of its calls, finished calls too, which `resumable: replay` allows
     if sink.may_have_acted and not settings.repeat_interrupted_tools and not settings.has_program:
@@ -194,10 +194,9 @@ async def open_journal(
     Return None if `journal_dir` is null, if `resume_aborted` is off, if the folder can't be used, or while another
     episode of the same sample has the records open.
 
-    Records are found by the sample's index, its row, the conditions of the episode and `evaluation`; records that
-    differ in one of these are not this sample's. If the sample is aborted, records that have its index but differ
-    otherwise are removed, since the sample itself holds a newer state. Each process reads the records of dead processes
-    only once, in a thread.
+    Records belong to this sample if they have its index, its row, the conditions of the episode and the same
+    `evaluation`. If the sample is aborted, records that have its index but differ otherwise are removed, since the
+    sample itself holds a newer state. Each process reads the records of dead processes only once, in a thread.
 
     Raises:
         ConfigError: `conditions` finds no usable tokenizer.

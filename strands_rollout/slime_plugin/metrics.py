@@ -129,7 +129,10 @@ def log_eval(
 def _log_evaluation(
     rollout_id: int, args: SlimeArgs, data: Mapping[str, Any], rates: Metrics, write: LogToWandb | None
 ) -> None:
-    """Log pass rates; if `write` logs to a training's wandb run, also the means, which slime does not log there."""
+    """Log pass rates; if `write` is given, also the means.
+
+    `write` logs to the wandb run of a training, where slime itself does not log the means.
+    """
     numbers = rates | (evaluations.mean_metrics(data) if write is not None else {})
     if not numbers:
         return
@@ -254,7 +257,7 @@ def _log_step(
 
 
 def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
-    """Return the metrics of drift, and of mismatch in the first step or with `mismatch_check: every_step`.
+    """Return the metrics of drift and, in the first step or with `mismatch_check: every_step`, those of mismatch.
 
     Return no metrics if no sample records which of its tokens were sampled.
     """
@@ -374,7 +377,7 @@ def _mean(name: str, values: Sequence[float]) -> Metrics:
 
 
 def budget_metrics(samples: Samples) -> Metrics:
-    """Return the distribution of the used share of each budget, 0 to 1, over the samples that have the limit."""
+    """Return the distribution of the used share of each budget, 0 to 1, over the samples for which it is limited."""
     metrics: Metrics = {}
     budgets = [sample.facts.budgets or {} for sample in samples]
     for name in _all_keys(budgets):
@@ -398,7 +401,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """Return the distributions of requests, repeats, forks and refusals at the gateway, for samples that used it."""
+    """Return the distributions of requests, repeats, forks and refusals, for samples whose episode used the gateway."""
     facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
     refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
@@ -441,7 +444,7 @@ def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
 
 
 def answer_metrics(samples: Samples) -> Metrics:
-    """Return the number of samples without a graded answer, and the mean `acc` of the others, if they have an `acc`."""
+    """Return the number of samples without a graded answer, and the mean `acc` of the graded samples that have one."""
     answers = [finite_number(sample.reward_details.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
@@ -490,7 +493,10 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
 
 
 def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
-    """Return the metrics of mismatch from the differing tokens of each sample that was compared with the template."""
+    """Return the metrics of mismatch.
+
+    `tokens` has the number of differing tokens of each sample that was compared with the template.
+    """
     if not tokens:
         return {}
     mismatched = sum(map(bool, tokens))
@@ -591,7 +597,7 @@ def transcript_rows(
 
 
 def _choose_rows(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
-    """Yield each reason to show a sample, with the position of the first sample for which it holds."""
+    """Yield reasons to show a sample, each with the position of the first sample to which the reason applies."""
     graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
     if graded:
         yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]

@@ -58,7 +58,8 @@ from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _PLACEHOLDERS: Final = re.compile(r"\{(question|response|label)\}")
-# "score: NUMBER", unless the number is part of a fraction or percentage or has a decimal comma: its scale is unknown
+# "score: NUMBER", unless the number is part of a fraction or percentage, or has a decimal comma: its value is then
+# unclear
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
@@ -100,8 +101,8 @@ async def user_reward(
         EnvironmentFaultError: A judge failed or gave no number, an evaluator with a judge raised, an evaluator had
             nothing to judge, a part with a judge took too long, or the rollout was aborted.
         RolloutError: A function or an evaluator can't be loaded, or returned no finite number; a function, or an
-            evaluator without a judge, raised or took too long; an evaluator reads what the episode lacks; or `built_in`
-            raised a RolloutError or took too long.
+            evaluator without a judge, raised or took too long; an evaluator reads a value that the episode lacks; or
+            `built_in` raised a RolloutError or took too long.
     """
 
     async def score_part(part: RewardPart) -> RewardResult:
@@ -129,9 +130,9 @@ async def user_reward(
 
 @asynccontextmanager
 async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
-    """Run the block within a time limit; with a judge, first wait for one of its `max_concurrency` slots.
+    """Run the block within a time limit; if there is a judge, first wait for one of its `max_concurrency` slots.
 
-    The wait has no time limit.
+    The time limit does not include this wait.
 
     Raises:
         EnvironmentFaultError: There is a judge, and the block took too long.
@@ -155,7 +156,7 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
 def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
     values = {name: result.score for name, result in results_by_part.items()}
     nested = {f"{name}/{key}": value for name, result in results_by_part.items() for key, value in result.parts.items()}
-    # the first `acc` is used; an evaluator's only if no part without an evaluator has an `acc`
+    # parts without an evaluator come first: the first `acc` is used, and an evaluator's only if there is no other
     by_rank = sorted(results_by_part.items(), key=lambda item: parts[item[0]].evaluator is not None)
     return RewardResult(
         sum(parts[name].weight * value for name, value in values.items()),
@@ -166,7 +167,7 @@ def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str,
 
 
 def parse_score(value: object, name: str) -> RewardResult:
-    """Convert a number or a mapping to a result; a mapping's numbers other than `score` and `acc` become parts.
+    """Convert a number or a mapping to a result. In a mapping, numbers other than `score` and `acc` become parts.
 
     Raises:
         RolloutError: The value is neither a finite number nor a mapping with a finite `score`, or its `acc` is not
@@ -345,8 +346,8 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) 
 
     Raises:
         EnvironmentFaultError: The evaluator had nothing to judge, or raised and has a judge.
-        RolloutError: The evaluator raised and has no judge, can't be loaded, returned no finite number, or reads what
-            the episode lacks.
+        RolloutError: The evaluator raised and has no judge, can't be loaded, returned no finite number, or reads a
+            value that the episode lacks.
     """
     from strands_evals.evaluators import Evaluator
 
@@ -455,7 +456,7 @@ def _judge_model(judge: Judge) -> Model:
 
 
 def _limit_model(model: Model, judge: Judge) -> Model:
-    """Return a copy of a model that gives up on a reply after the judge's timeout, or once the reward has ended.
+    """Return a copy of a model that gives up on a reply after the judge's timeout, or once no one awaits the reward.
 
     This also ends the calls of an evaluator that runs in a thread; the thread itself can't be stopped.
     """
@@ -550,7 +551,7 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
         input=str(facts.question or question_of(getattr(answer.sample, "prompt", ""))),
         name=str(getattr(answer.sample, "index", None)),
         actual_output=answer.response,
-        expected_output=str(label) if isinstance(label, int | float) else label,  # compared with a text
+        expected_output=str(label) if isinstance(label, int | float) else label,  # the answer is a text
         expected_assertion=row.get("expected_assertion"),
         expected_trajectory=expected,
         actual_trajectory=trajectory,

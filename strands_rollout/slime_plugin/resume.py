@@ -18,7 +18,7 @@ from strands_rollout.samples import (
 from strands_rollout.slime_plugin.conditions import changed_conditions
 
 logger = logging.getLogger(__name__)
-# conditions that may differ when a sample is resumed; the values of the resuming step apply
+# conditions that may differ when a sample is resumed; the rest of its episode is played with the new values
 _CHANGEABLE_CONDITIONS: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
 # response-side fields of slime 0.3's Sample that are None in a new sample; fields that a Sample lacks are skipped
 _NONE_FIELDS: Final = (

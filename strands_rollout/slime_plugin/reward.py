@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from strands_rollout.slime_plugin.own_reward import RewardResult
 
 _LOGGER = logging.getLogger(__name__)
-_GRADING_THREADS: Final = 2  # not the event loop's default threads, which tools may occupy for long
+_GRADING_THREADS: Final = 2  # threads for grading alone, since tools may occupy the event loop's threads for long
 _MAX_SHOWN_CHARS: Final = 200
 _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
 """Key in a row's metadata that says how the answer is graded: its value is one of `Grading`, by default "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
-"""How an answer is graded: compared with the label as mathematics or by the letter of a choice, or checked for whether
-it follows IFEval's instructions."""
+"""How an answer is graded: "math" compares it with the label as mathematics, "choice" compares the letter of the choice
+with the label, and "ifeval" checks whether the answer follows IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"
-"""Parts of the reward of a row of IFEval: the number of instructions, and of those that the answer follows.
+"""Parts of an IFEval row's reward: the number of instructions, and the number of instructions that the answer follows.
 
-The sums of both over all samples give the accuracy by instruction.
+The accuracy by instruction is the ratio of their sums over all samples.
 """
 _CUT_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
 _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
@@ -95,12 +95,12 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Returns:
         A reward for each sample, in lists nested as the samples are. A reward is a dict with these keys:
 
-        - `score`: the settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward, of the
-          environment or of slime's example.
+        - `score`: the setting `correct`, or the setting `wrong`, to which `tool_shaping` may add; or the score of the
+          user's reward, of the environment or of slime's example.
         - `acc`: 1.0 or 0.0, or the `acc` of the user's reward or of the environment.
         - `pred`: the answer as written; "" if there is none.
         - `label`: the row's label as text.
-        - `method`: the rule that decided.
+        - `method`: the name of the rule that determined the score.
         - `error`: why the answer could not be judged, else "".
         - `parts/NAME`: one key for each part of the user's reward, for each number other than `score` and `acc` from
           that reward or from the environment, and for the two counts of IFEval's instructions.
@@ -224,7 +224,10 @@ def _is_evaluation(sample: object) -> bool:
 
 
 def _graded_positions(samples: Sequence[object]) -> list[int]:
-    """Return, for each sample, the position of the sample whose reward it gets: its main agent's, else its own."""
+    """Return for each sample the position of the sample whose reward it gets.
+
+    That is the main agent's sample of the same fan-out or, if there is none in the list, the sample itself.
+    """
     fan_outs = [_fan_out_key(sample) for sample in samples]
     mains = {key: position for position, (key, part) in enumerate(fan_outs) if part == 0}
     return [position if part is None else mains.get(key, position) for position, (key, part) in enumerate(fan_outs)]
@@ -307,7 +310,7 @@ async def _user_reward(settings: RewardSettings, sample: object, args: object) -
 
 
 def _result_as_dict(settings: RewardSettings, result: RewardResult, sample: object, method: str) -> RewardDict:
-    """Return a result as slime's dict; without an `acc`, a score of at least `correct` counts as a right answer."""
+    """Return a result as slime's dict. If it has no `acc`, a score of at least `correct` counts as a right answer."""
     acc = float(result.score >= settings.correct) if result.acc is None else result.acc
     label = _display_text(getattr(sample, "label", None))
     parts = {f"{PART_PREFIX}{name}": value for name, value in result.parts.items()}
@@ -322,7 +325,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
     )
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
-        # as slime's strands example shapes failures: negative below two tool iterations
+        # as in slime's strands example; negative if there were fewer than two tool iterations
         score += min(MAX_TOOL_SHAPING, (_tool_iterations(sample) - 2) / 2 * 0.1)
     error = "the sample has no label" if verdict.method == "no_label" else ""
     return {**_reward_dict(score, verdict, error), **{f"{PART_PREFIX}{name}": value for name, value in parts.items()}}
@@ -465,7 +468,7 @@ def _tool_iterations(sample: object) -> float:
 
 
 def _log_failure(error: Exception) -> str:
-    """Log an error once per text, since a wrong setting fails every sample; log a bug with its traceback.
+    """Log an error, but each text only once, since a wrong setting fails every sample; log a bug with its traceback.
 
     Returns:
         The text of the error.

@@ -69,12 +69,12 @@ class Rollout:
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the rewards, raw and relative to their groups; slime's `--custom-reward-post-process-path`.
 
-    Rollouts with the same `group_index` form a group; of the rollouts without a `group_index`, each
-    `n_samples_per_prompt` consecutive ones form a group. Each rollout counts once in the mean and the unbiased standard
+    Rollouts with the same `group_index` form a group; rollouts without a `group_index` form groups of
+    `n_samples_per_prompt` consecutive rollouts. Each rollout counts once in the mean and the unbiased standard
     deviation of its group, however many samples it became, and all of its trained samples get the same normalized
-    reward: GRPO compares draws from one prompt, and a rollout is one draw with one outcome. That outcome is the reward
-    of the main agent's sample. In a fan-out from another generate function, no sample is known to be the main
-    agent's; the outcome is then the mean of the rewards of its trained samples. If all groups have the same size, and
+    reward: GRPO compares draws from one prompt, and a rollout is one draw with one reward. A rollout's reward is the
+    reward of the main agent's sample. If no sample is known to be the main agent's, as in a fan-out from another
+    generate function, it is the mean reward of the rollout's trained samples. If all groups have the same size, and
     there is neither a fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
@@ -212,7 +212,7 @@ def is_trained(sample: SampleLike) -> bool:
 
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
-    """Return the sample's reward; None if it can't be read, or is no finite number in float32, as a trainer needs."""
+    """Return the sample's reward; None if it can't be read, or is not a number that is finite in float32."""
     try:
         return usable_number(sample.get_reward_value(args))
     except Exception:  # slime's method raises errors of many types on a reward of another shape
@@ -222,8 +222,9 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """Return the rollouts with a reward, by group.
 
-    Rollouts without a group index form groups of `n_samples_per_prompt` consecutive ones, as slime draws them. If that
-    size is unknown or does not divide their number, they form a single group.
+    Rollouts without a group index form groups of `n_samples_per_prompt` consecutive rollouts, in the order in
+    which slime draws them. If that size is unknown or does not divide the number of these rollouts, they form a
+    single group.
     """
     size = getattr(args, "n_samples_per_prompt", None)
     ungrouped = sum(rollout.group is None for rollout in rollouts)
@@ -307,7 +308,8 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
     Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; with
     such a slime, a group is kept if slime would otherwise draw more prompts. A group without any trained rollout is
     always dropped.
-    Arguments, result and errors are those of `keep_informative_groups`.
+
+    Arguments, result and errors are the same as for `keep_informative_groups`.
     """
     del kwargs
     rewards = _trained_rewards(args, samples)
@@ -323,7 +325,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
-    """Return the rewards of a group's trained rollouts, after a call of `_count_unrewarded_group` with them.
+    """Return the rewards of a group's trained rollouts, and count the group with `_count_unrewarded_group`.
 
     Raises:
         FailedGroupsError: Too many groups in a row have no reward.
@@ -463,7 +465,9 @@ def _job_counts(args: SlimeArgs) -> _JobCounts:
 
 
 def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
-    """Count a training episode that has ended; if `reward_func` will grade it, `count_reward` counts it as trained.
+    """Count a training episode that has ended.
+
+    If `reward_func` will grade its sample, the episode is not counted as a success here, but later by `count_reward`.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
@@ -536,7 +540,7 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
 def _add_failed(
     args: SlimeArgs, groups: FailedGroups, number: int, sample: SampleLike, why: str, size: int | None = None
 ) -> None:
-    """Count a failed episode or a group without rewards; too many in a row end the run.
+    """Count a failed episode or a group without rewards; end the run after too many failed groups in a row.
 
     In slime's fully-async rollout, which would lose the exception, the error is logged instead of raised.
 
@@ -572,9 +576,9 @@ def _add_failed(
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:
-    """Return the setting `max_failed_groups`, read without validating the other settings.
+    """Return the setting `max_failed_groups`, without validating the other settings.
 
-    Return 0, which never ends a run, also if the setting is null; return the default if the setting is invalid.
+    If the setting is null, return 0, which never ends a run; if the setting is invalid, return the default.
     """
     settings = getattr(args, "strands_rollout", None)
     limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS

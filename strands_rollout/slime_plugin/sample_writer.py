@@ -91,9 +91,9 @@ class WritingRules:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
         fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
             sample is ABORTED.
-        max_staleness: Weight versions by which a trained token may be older than the last sampled token; None for no
-            limit.
-        resume_conditions: A function that returns the conditions under which an aborted episode may be resumed; None if
+        max_staleness: Maximum number of weight versions by which a trained token may be older than the last sampled
+            token; None for no limit.
+        resume_conditions: A function that returns the episode's conditions, to be saved with an aborted sample; None if
             the episode can't be resumed.
         evaluation: True for an evaluation; the facts record this for the reward function.
         sampling_params: slime's sampling parameters, recorded with the facts.
@@ -157,7 +157,7 @@ def write_episode(
 
 
 def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
-    """Fill the sample of an episode that could not be played or written: no sampled tokens, and the error as a fact."""
+    """Fill the sample of an episode that could not be played or written: without sampled tokens, but with the error."""
     write_untrained(sample, [], 0)
     sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
     facts = EpisodeFacts(
@@ -222,7 +222,8 @@ def _engine_aborts(ended: EndedEpisode) -> int:
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
     """Fill a sample for which no token was sampled, with the prompt and a masked filler token as response.
 
-    slime's trainer needs at least one prompt token and one response token; `filler_id` also stands for an empty prompt.
+    slime's trainer needs at least one prompt token and one response token. If `prompt_ids` is empty, `filler_id` is the
+    prompt, too.
     """
     reset_sample(sample)
     sample.tokens = [*(prompt_ids or [filler_id]), filler_id]
@@ -420,8 +421,8 @@ def sibling_segments(
         kind = "aside" if conversation.kind == "aside" else "agent"
         # snapshots, since a tool in a thread may still be running the agent and appending to its record
         branches = [branch.snapshot() for branch in conversation]
-        # an agent may end with a tool call, as with structured output; but if the call that ran the agent itself failed
-        # or was cut, the agent was interrupted there
+        # an agent whose last turn calls a tool may have ended there, for example with structured output; but if the
+        # tool call that ran the agent failed or was cut, the agent was interrupted there
         was_interrupted = kind == "agent" and conversation.call not in succeeded
         siblings += [
             SiblingSegment(kind, model, branch, is_cut=was_interrupted and branch.stop_reason == "tool_use")
@@ -454,7 +455,7 @@ def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
     """Return whether slime gets the samples of this episode as a list.
 
     slime takes an ABORTED sample back alone, never in a list. If one episode of a run returns a list, every other
-    episode whose sample is not ABORTED must return one, too.
+    episode whose sample is not ABORTED must return a list, too.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 

@@ -1,8 +1,8 @@
 """Access to slime's arguments, tokenizer, generation state, abort flag and trace, for episodes.
 
-Each function also works where slime is absent: this module imports slime inside functions. slime is installed
-from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
-0.2.4 on; some modules moved in between.
+Each function also works where slime is absent: this module imports slime inside functions. slime is installed from its
+repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from 0.2.4 on,
+which have some modules in other places.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def rollout_control(
 
 
 def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None) -> Hashable:
-    """Return a key that is equal for all samples in use for which `is_aborting` reads the same flag and function."""
+    """Return a key; samples in use have equal keys if `is_aborting` reads the same flag and function for them."""
     return id(args), is_slime_sample(sample), should_abort if isinstance(should_abort, str) else id(should_abort)
 
 
@@ -269,10 +269,11 @@ def _with_abort_listeners(state_class: type) -> type:
 
 
 def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
-    """Return whether a request sent at this time of `time.monotonic` was certainly sent before the current abort.
+    """Return whether a request that was sent at `sent_at` was certainly sent before the current abort.
 
-    Always True in slime's own process, where the flag is read before each request. An episode worker may learn of an
-    abort late, and knows only the latest time at which no abort was going on.
+    `sent_at` is a time of `time.monotonic`. The result is always True in slime's own process, where the flag is read
+    before each request. An episode worker may learn of an abort late, and knows only the latest time at which no abort
+    was in progress.
     """
     driver_state = getattr(args, DRIVER_STATE_ATTR, None)
     return driver_state is None or sent_at <= driver_state.last_clear_at
@@ -320,10 +321,10 @@ def is_fully_async(args: SlimeArgs) -> bool:
 
 
 def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
-    """Return the seconds for which requests are retried: the setting if set, else a default, longer for jobs of slime.
+    """Return the seconds for which requests are retried: `setting` or, if it is None, a default.
 
-    In a step of slime, an episode that gives up costs training data; a command without slime should report a wrong URL
-    soon. Jobs of slime are recognized by an argument that only slime's parser has.
+    The default is longer in jobs of slime, where an episode that gives up costs training data; a command without slime
+    should report a wrong URL soon. Jobs of slime are recognized by an argument that only slime's parser has.
     """
     if setting is not None:
         return setting
@@ -408,7 +409,7 @@ def _slime_trace() -> ModuleType:
         ImportError: The module is at none of its known places, or can't be imported there.
     """
     error: Exception | None = None
-    loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing
+    loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # tried first, since they cost nothing
     for name in (*loaded, *_TRACE_MODULES):
         try:
             module = importlib.import_module(name)

@@ -101,7 +101,7 @@ class LeftoverRecords(NamedTuple):
 
 
 class AbortSignals(NamedTuple):
-    """Whether the rollout is being aborted, according to slime alone, and to slime or the setting `should_abort`.
+    """Whether the rollout is being aborted.
 
     Attributes:
         slime: slime's abort flag.
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of an assignment: the packed fields of the filled samples, or the error if there are none to send."""
+    """The outcome of an episode: the packed fields of its filled samples or, if there are none to send, the error."""
 
     key: int
     error: str | None
@@ -213,8 +213,8 @@ class _Outbox:
         self._records: list[tuple[int, bytes]] = []
         self._results: deque[Result] = deque()
         self._filled = asyncio.Event()
-        self._commits: list[asyncio.Future[None]] = []  # wait for the records of the next batch
-        self._sent_commits: list[asyncio.Future[None]] = []  # wait for the records of the last batch
+        self._commits: list[asyncio.Future[None]] = []  # of `commit` calls that wait for the next batch
+        self._sent_commits: list[asyncio.Future[None]] = []  # of `commit` calls that wait for the last batch
         self._wait_s = 0.0
 
     def add_record(self, key: int, record: bytes) -> None:
@@ -259,7 +259,8 @@ class _Outbox:
         self._wait_s = min(_MAX_BATCH_WAIT_S, messages * _BATCH_WAIT_PER_MESSAGE_S)
         records, self._records, self._sent_commits, self._commits = self._records, [], self._commits, []
         results, size = [], 0
-        while self._results and size < _BATCH_BYTES:  # bounded, since one live array keeps its whole batch in memory
+        # bounded, since a batch stays in memory as long as one of its arrays is in use
+        while self._results and size < _BATCH_BYTES:
             results.append(self._results.popleft())
             size += sum(len(buffer) for buffer in results[-1].buffers)
         if not self._results:
@@ -294,7 +295,7 @@ class _WorkerRecordSink:
     async def write_before_tools(self, record: bytes) -> None:
         """Send a record, and write it to the file once the driver has it.
 
-        Because of this order, the tools of a dead worker's turn can't have begun if its file lacks the turn's record.
+        Because of this order, if a dead worker's file lacks a turn's record, the tools of that turn have not begun.
         """
         self.outbox.add_record(self.key, record)
         await self.outbox.commit()
@@ -410,7 +411,7 @@ class EpisodeWorker:
         return pack((isinstance(played, list), [_changed_fields(each, inputs) for each in samples]))
 
     async def collect(self, *, is_clear: bool) -> Batch:
-        """Return the next batch. The call acknowledges the last batch.
+        """Return the next batch. The driver calls this only after it has received the last batch.
 
         Args:
             is_clear: True if no rollout was being aborted when the driver received the last batch.
@@ -464,7 +465,10 @@ def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
 
 
 def drop_oldest_args(sent: dict[int, Any]) -> None:
-    """Drop all but the last `MAX_ARGS` args; worker and driver both do this, so the driver knows what a worker has."""
+    """Drop all but the last `MAX_ARGS` args.
+
+    Both the worker and the driver do this, so the driver knows which args a worker still has.
+    """
     for number in list(sent)[:-MAX_ARGS]:
         del sent[number]
 
@@ -513,7 +517,10 @@ def _worker_settings(args: SlimeArgs) -> dict[str, Any]:
 
 
 def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
-    """Describe the first value that can't be pickled: its name, its type and the reason; a general text if all can."""
+    """Describe the first value that can't be pickled: its name, its type and the reason.
+
+    If all values can be pickled, return a general text.
+    """
     for name, value in values.items():
         try:
             dumps(value)
@@ -545,7 +552,7 @@ def require_ray() -> Ray:
 
 
 def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
-    """Return for each worker Ray's id of the node on which it should run, or None to let Ray choose.
+    """Return a list with the node of each worker: Ray's id of the node, or None to let Ray choose.
 
     Blocks for some seconds if resources are short, since Ray reports freed resources late.
 

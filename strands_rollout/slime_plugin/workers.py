@@ -61,7 +61,7 @@ from strands_rollout.slime_plugin.worker import (
 
 logger = logging.getLogger(__name__)
 _START_TIMEOUT_S: Final = 120.0
-_RETRY_START_S: Final = 30.0  # seconds after which the next episode tries a failed start of the pool again
+_RETRY_START_S: Final = 30.0  # this long after a failed start of the pool, the next episode starts it again
 _ABORT_POLL_S: Final = 0.02
 _MAX_DEATHS: Final = 5  # deaths of one worker within `_DEATH_WINDOW_S` that end the run
 _DEATH_WINDOW_S: Final = 60.0
@@ -74,7 +74,7 @@ _SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an ac
 _SEND_ABORT_TIMEOUT_S: Final = 0.5
 _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
-_MAX_GROUP_LOAD_RATIO: Final = 1.25  # load of the worker of the group's last episode, divided by the lowest load
+_MAX_GROUP_LOAD_RATIO: Final = 1.25  # maximum load of a group's last worker, relative to the lowest load
 _SMOOTHING: Final = 0.1
 _ANSI_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
@@ -189,7 +189,7 @@ class _EpisodeJob:
 
     @property
     def is_over(self) -> bool:
-        """True if the caller is not waiting: it has its result or error, was cancelled, or has not begun to wait."""
+        """True if no caller is waiting: it got a result or an error, was cancelled, or has not begun to wait."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -202,7 +202,7 @@ class _EpisodeJob:
 
     def end(self, outcome: Result | RolloutError | None) -> None:
         """Pass the outcome to the caller, unless the episode is over already."""
-        if self.done is None or self.done.done():  # `is_over`, which does not narrow the type
+        if self.done is None or self.done.done():  # not `is_over`, which does not narrow the type
             return
         if isinstance(outcome, RolloutError):
             self.done.set_exception(copy.copy(outcome))  # a copy, since each raise extends the traceback
@@ -258,7 +258,8 @@ class _Worker:
         actor: Ray's handle of the current actor.
         info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
-        assignments: For the next call of `EpisodeWorker.assign`, which also sends `notices` and `cancelled`.
+        assignments: The assignments to send with the next call of `EpisodeWorker.assign`, together with `notices` and
+            `cancelled`.
         args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, as keys of a dict, in the order in which
             they were sent.
         deaths: The times of the last deaths, by `time.monotonic`.
@@ -292,7 +293,10 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def expected_load_s(self) -> float:
-        """Return the estimated seconds of work with one more episode; each counts as 1 s until one has ended here."""
+        """Return the estimated seconds of work if one more episode is assigned.
+
+        Until an episode has ended on this worker, each episode counts as 1 s.
+        """
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -302,7 +306,7 @@ class WorkerPool:
     def __init__(self, setting: EpisodeWorkers) -> None:
         self._setting = setting
         self._ray = remote.require_ray()
-        self._name = uuid.uuid4().hex  # distinguishes its records from those of other pools
+        self._name = uuid.uuid4().hex  # in the names of its workers' record folders, to tell them from other pools'
         self._workers: list[_Worker] = []
         self._queue: deque[_EpisodeJob] = deque()
         self._jobs: defaultdict[Hashable, dict[int, _EpisodeJob]] = defaultdict(dict)  # by `abort_key`, then by key
@@ -498,7 +502,7 @@ class WorkerPool:
     def _process_batch(self, worker: _Worker, batch: Batch) -> None:
         """Add a batch's journal records to their jobs, and end the jobs that have a result."""
         worker.busy, results = batch.busy, batch.results
-        KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with that version
+        KNOWN_VERSIONS.note(batch.newest_version)  # first, since that version may have sampled the batch's results
         for key, record in batch.records:
             if key in worker.jobs:
                 worker.jobs[key].add_record(record)
@@ -647,7 +651,7 @@ class WorkerPool:
                 worker.actor.set_args.remote(args.number, args.data)
 
     async def _poll_aborts(self) -> None:
-        """Send the workers the aborts that no listener reports, such as those of `should_abort`."""
+        """Regularly send the workers new aborts that no listener reports, such as an abort by `should_abort`."""
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
             self._send_aborts()
@@ -690,7 +694,10 @@ class WorkerPool:
 
 
 def _read_aborts(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
-    """Return the abort signals, which all jobs with the same abort key share; no abort if `should_abort` raises."""
+    """Return the abort signals of jobs with the same abort key, which share them.
+
+    If `should_abort` raises, return no abort.
+    """
     try:
         return next(iter(jobs.values())).read_aborts()
     except Exception:  # a user's should_abort may raise anything

@@ -104,8 +104,8 @@ class ChatTemplate:
         end_ids: Both end tokens.
         opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         example_call: An example of a call as the template writes it.
-        processor: The model's Hugging Face processor, which converts images to tokens; or its folder or hub id, to load
-            it for the first image; None to refuse images.
+        processor: The model's Hugging Face processor, which converts images to tokens; or the folder or hub id from
+            which it is loaded when the first image comes; None to refuse images.
     """
 
     processor: Any = None
@@ -208,8 +208,8 @@ class ChatTemplate:
             messages: The new messages, at least one: tool results in the order of their calls, and user turns.
             tools: The tools of the first prompt.
             last_id: The last sampled token. The ids begin with the token with which the template ends the policy's
-                turn, unless that token was sampled. (A stop string, the turn's length, or another stop token of the
-                model may have ended the turn.)
+                turn, unless that token is `last_id`. (It is not if a stop string, the length limit, or another stop
+                token of the model ended the turn.)
 
         Raises:
             TemplateError: The template refuses the messages, or user turns in a conversation with tools; or it renders
@@ -250,7 +250,7 @@ class ChatTemplate:
     def write_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> tuple[str, int]:
         """Write a policy's turn as the template would; return the text without the end token, and that token's id.
 
-        If the generation prompt opens reasoning and the text does not close it, the turn begins with its closing tag.
+        If the generation prompt opens reasoning and the text does not close it, the turn begins with the closing tag.
 
         Args:
             text: The turn's text.
@@ -340,8 +340,8 @@ class TurnShape:
     """A turn of a fixed number of tool results, in which only the results' texts vary.
 
     Attributes:
-        parts: Pairs of constant ids and the text after them, as strings and ints: an int is the index of the result to
-            insert.
+        parts: Pairs of constant ids and the text after them. The text is a list of strings and ints; an int is the
+            index of a result to insert.
         end: Constant ids after the last text.
     """
 
@@ -412,7 +412,7 @@ def _build_shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 
 def _tool_messages(results: Sequence[str], number: int) -> list[ChatMessage]:
-    """Make messages with other names and ids in each trial, so that a template that shows these gets no shape."""
+    """Make messages whose names and ids differ in each trial, so that a template that shows them gets no shape."""
     ids = [f"{result or 'call'}_{number}_{index}" for index, result in enumerate(results)]
     return [
         {"role": "tool", "name": result or f"tool{number}", "tool_call_id": call_id, "content": result}

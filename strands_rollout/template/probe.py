@@ -203,7 +203,7 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 
 
 def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
-    """Return whether `later` lacks only text of `grown` with which the generation prompt opens a turn.
+    """Return whether `later` lacks only the text in `grown` with which the generation prompt opens a turn.
 
     That text follows the turn's header, if there is a header, and begins with a tag.
 
@@ -385,7 +385,7 @@ def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tupl
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
-    """Yield each requirement for tools, with the reason why the template does not meet it; None if it does.
+    """Yield each requirement for tools with the reason why the template does not meet it, or None if it does.
 
     If the template raises an error, only the first requirement is yielded.
     """
@@ -401,7 +401,7 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 
 
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
-    """Yield each topic, with a note on how the template changes the assistant's turns; None if it does not.
+    """Yield each topic with a note on how the template changes the assistant's turns, or None if it does not.
 
     Sampled turns are not affected.
     """
@@ -536,7 +536,7 @@ def _closes_turns(template: TemplateRenderer) -> bool:
     """Return whether turns end with control tokens of their own, not with the token that opens the next part."""
     turn = [user("question"), assistant(0)]
     prompted, alone = (template.render(turn, generation_prompt=is_prompted) for is_prompted in (True, False))
-    # equal if a template always adds a generation prompt
+    # the two are equal if the template always adds a generation prompt
     return prompted != alone and bool(_control_tokens(template, alone.partition(mark(0))[2]))
 
 

@@ -1,9 +1,9 @@
 """Render messages with a tokenizer's chat template, with control tokens escaped in the messages' own text.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text from the end of the policy's turn
-through the next generation prompt. It renders new messages after a short conversation, in which a placeholder replaces
-the policy's turn: it has as many calls, with the same names and ids, but other text. Thus the template never rewrites
-the policy's turns, which stay as they were sampled.
+through the next generation prompt. `TurnRenderer` renders the new messages after a short conversation that ends with a
+placeholder for the policy's turn. The placeholder has as many calls, with the same names and ids, but other text. Thus
+the template never rewrites the policy's turns, which stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHIPPED_TEMPLATES: Final = {
     "deepseek_v3_1_tools": ("tool▁sep",),
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
-"""Name of a template in this folder -> texts that a template has if the one in this folder can replace it."""
+"""Name of a template in this folder -> texts that occur in each template that it can replace."""
 _SANDBOX_ADVICE: Final = (
     " transformers forbids templates to change a list or mapping: use the model's own template instead"
 )
@@ -192,7 +192,7 @@ class TemplateRenderer:
         return escape(text)
 
     def _are_reasoning_tags(self, opening: str, closing: str) -> bool:
-        """Return whether these tags enclose reasoning, as their name or the template's treatment of them shows.
+        """Return whether these tags enclose reasoning: they are named "think", or the template changes text in them.
 
         If `opening` is "", the closing tag is tested alone, since the generation prompt may contain the opening tag.
         """

@@ -110,8 +110,8 @@ class TokenEncoder:
         """Hide the texts of control tokens in untrusted text; ordinary text is returned unchanged.
 
         Different texts have different escaped forms. An empty escape is put next to a text that could begin or end a
-        control token, so that neither the template's own text nor another text can complete the token. Tokens that
-        begin or end with a letter, a digit or a space are excepted, since ordinary texts begin or end so, too.
+        control token, so that neither the template's own text nor another text can complete the token. This is not
+        done for tokens that begin or end with a letter, a digit or a space: many ordinary texts begin or end so.
 
         Args:
             text: Untrusted text.
@@ -129,7 +129,7 @@ class TokenEncoder:
         return escaped
 
     def escape_number(self, number: int) -> int:
-        """Return a number that `unescape` turns into this number, even if its digits look like an escaped text."""
+        """Escape a number: `unescape` turns the result's digits into those of `number`, even if they look escaped."""
         if -_SMALLEST_MARKED < number < _SMALLEST_MARKED:
             return number
         try:
@@ -218,7 +218,7 @@ class TokenEncoder:
         self._escaped = {code: text for text, code in self._codes.items()}
         self._escape_pattern = re.compile("|".join(map(re.escape, escapable)))
         self._unescape_pattern = re.compile(f"{mark}[{alphabet[:8]}]{{{width}}}")
-        # tokens that begin or end with a letter, a digit or a space are left out, since ordinary texts do so too
+        # without tokens that begin or end with a letter, a digit or a space: many ordinary texts begin or end so
         framed = [text for text in controls if not any(c.isalnum() or c.isspace() for c in (text[0], text[-1]))]
         self._first_signs, self._last_signs = {text[0] for text in framed}, {text[-1] for text in framed}
         self._token_begins = {text[:length] for text in framed for length in range(1, len(text))}
@@ -287,7 +287,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a byte-level token; if one of its characters stands for no byte, its text as UTF-8."""
+    """Return the bytes of a byte-level token; if a character of `token` stands for no byte, return `token` as UTF-8."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -322,7 +322,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
     """Truncate a text to about `max_tokens` tokens: its head and tail, half each, with a marker between them.
 
     A text with at most `max_tokens` tokens is returned unchanged. The result may exceed `max_tokens` by a few tokens,
-    which arise next to the marker; count them if that matters. If the marker alone has more than `max_tokens` tokens,
+    since the text next to the marker is tokenized differently. If the marker alone has more than `max_tokens` tokens,
     the result is empty.
     """
     head, is_whole = _ids_at_end(text, max_tokens, encoder)
@@ -333,7 +333,10 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode a text's head (or tail) to more than `count` ids; return them, and True if they encode the whole text."""
+    """Encode so much of a text's head (or tail) that it has more than `count` ids, if need be the whole text.
+
+    Return the ids, and True if they encode the whole text.
+    """
     length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
     while length < len(text):
         ids = encoder.encode_plain(text[-length:] if tail else text[:length])

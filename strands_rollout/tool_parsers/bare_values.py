@@ -30,9 +30,9 @@ as `x.*`, so the model may write `x.x`, which means `x` if that is a tool. Sourc
 huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-These parsers are stricter than their sources: a value of another type than its schema's is a failure, no text is
-unescaped (except strings inside JSON and Python literals), and Python evaluates no text. Schemas determine only a whole
-value's type; the tool checks keys of nested objects, ranges and patterns.
+These parsers are stricter than their sources: a value whose type is not that of its schema is a failure, no text is
+unescaped (except strings inside JSON and Python literals), and no text is evaluated as Python code. The parsers check
+only the type of a whole value; keys of nested objects, ranges and patterns are for the tool to check.
 """
 
 import contextlib
@@ -273,7 +273,7 @@ class Qwen3CoderParser(BlockParser):
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """Parses the format of Seed-OSS, like `Qwen3CoderParser`, but all line breaks between tags belong to the value."""
+    """Parses the format of Seed-OSS, like `Qwen3CoderParser`, but all line breaks in a value belong to it."""
 
     open_block: ClassVar[str] = "<seed:tool_call>"
     close_block: ClassVar[str] = "</seed:tool_call>"

@@ -44,11 +44,11 @@ class JSONSource(str):
     __slots__ = ()
 
     def count(self, *_: object) -> int:
-        """Return 0, the number of line breaks before an error, which `json` counts with this method."""
+        """Return 0; `json` calls this method to count the line breaks before an error."""
         return 0
 
     def rfind(self, *_: object) -> int:
-        """Return -1, for `json`'s search for a line break."""
+        """Return -1; `json` calls this method to search for the last line break before an error."""
         return -1
 
     rindex = rfind
@@ -112,7 +112,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
 
 
 def has_json_type(value: object, types: Set[str]) -> bool:
-    """Return whether a decoded value has one of these JSON types; False for strings: formats write them unquoted."""
+    """Return whether a decoded value has one of these JSON types; False for a string: formats write it unquoted."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):

@@ -126,7 +126,7 @@ def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
 
 
 def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
-    """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; without arguments, this tag may be all of it."""
+    """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; a call without arguments may be this tag alone."""
     head = _INVOKE.match(text, start)
     if head is None:
         raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.quote(text, start)}')

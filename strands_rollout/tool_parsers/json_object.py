@@ -9,7 +9,7 @@ templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat
 sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls with a leading
 `"type": "function"`, which is optional here. Llama 4's own template has text between `<|python_start|>` and
 `<|python_end|>`, and the calls after it, without separators. Built-in tools and code after `<|python_tag|>` are not
-JSON, so they are failures. These models don't reason; `<think>` is for models derived from them that do.
+JSON, so they are failures. These models don't reason; `<think>` is parsed for derived models that do.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is in `[THINK]`:
 - Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each call with an optional "id".
@@ -40,7 +40,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 def _find_call_faults(
     value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
 ) -> list[str]:
-    """List the faults of a call's object; it may also have the key `optional`, with a string."""
+    """List the faults of a call's object, which may also have the key named by `optional`, with a string as value."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -90,8 +90,8 @@ class HermesParser(TaggedParser):
     the end of the text.
 
     The time is linear in the text, although the text after the first `</tool_call>` of a broken block is parsed again.
-    JSON continues past a tag only if the tag is inside a string. But where one block's JSON is inside a string, that of
-    the next block is outside, since each quote that opens a string in one of them closes a string in the other.
+    JSON continues past a tag only if the tag is inside a string. But a quote that opens a string in the broken block
+    closes a string in the next block, so the next block's JSON ends at the first tag inside the broken block's strings.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
@@ -254,7 +254,7 @@ class ArrayParser(TaggedParser):
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
             raise MalformedError(f"{expected}; got {base.quote(text, position)}", _get_name(elements[-1]), position)
-        # the first element's text also has the tag and the bracket before it, and the last's the bracket after it
+        # the first element's text includes the tag and the bracket before it; the last one's, the bracket after it
         del begins[1]
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []

@@ -81,8 +81,8 @@ def trained_logits(
 ) -> tuple[Tensor, Tensor]:
     """Return the logits that predict the chosen tokens from all tokens before them, and the chosen tokens' ids.
 
-    The keys and values of the common prefix are computed once for the batch, which changes neither values nor
-    gradients. Shorter sequences are padded on the right; earlier tokens can't attend to the padding.
+    The attention keys and values of the common prefix are computed only once for the batch; this changes neither the
+    logits nor the gradients. Shorter sequences are padded on the right; earlier tokens can't attend to the padding.
 
     Args:
         model: A model in evaluation mode.
@@ -121,7 +121,7 @@ def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
 
 
 class UpdateMetrics:
-    """The metrics of an update: means over its optimizer steps or the trained tokens, and the range of ratios."""
+    """The metrics of an update: means over optimizer steps or trained tokens, and the range of importance ratios."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = defaultdict(float)
@@ -135,9 +135,9 @@ class UpdateMetrics:
             self.counts[name] += count
 
     def add_ratios(self, ratio: Tensor, clipped: Tensor) -> None:
-        """Add tokens.
+        """Add the importance ratios of tokens to the behavior policy.
 
-        `ratio` has their importance ratios to the behavior policy; `clipped` has 1.0 for each clipped token, else 0.0.
+        `clipped` has 1.0 for each clipped token, else 0.0.
         """
         self.add(len(ratio), clip_fraction=float(clipped.sum()), ratio_mean=float(ratio.sum()))
         self._least_ratio = min(self._least_ratio, float(ratio.min()))
@@ -379,8 +379,8 @@ def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
 def _update_batches(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
     """Yield the indices of sequences, in at most `parts` non-empty batches with similar numbers of rollouts.
 
-    Rollouts are in order of their first sequence. Siblings stay together, as in slime, because the mean of
-    a rollout is over all of them.
+    Rollouts are in order of their first sequence. Siblings stay in one batch, as in slime, because a rollout's loss is
+    averaged over the tokens of all its siblings.
     """
     by_rollout: dict[Hashable, list[int]] = {}
     for index, sequence in enumerate(sequences):

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""The metrics of one step. None stands for a value that is not finite or unknown; a missing key was not measured."""
+"""The metrics of one step. None means that a value is unknown or not finite; metrics that were not measured are left
+out."""
 
 STEPS_FILE: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
@@ -159,7 +160,7 @@ class RunState:
     Attributes:
         step: The next step.
         next_position: The position of the first prompt without a group.
-        waiting: The groups that an abort interrupted, or that finished in excess; the next step uses them.
+        waiting: The groups that an abort interrupted, or that finished but were not needed. The next step uses them.
         facts: Values for the summary, by name; see `Trainer.facts`.
     """
 
@@ -324,8 +325,8 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        If the console is not a terminal, print the name only until this process's first step ends, and after the
-        last step: `show_step` prints a line for each step.
+        If the console is not a terminal, print the name only until this process's first step ends, and after the last
+        step; in between, the lines that `show_step` prints are enough.
         """
         self._phase = name
         if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):
@@ -351,9 +352,9 @@ class TrainingProgress:
         self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Warn if all rewards of each group are equal, so that only other terms of the loss can change the policy.
+        """Warn if the rewards within each group are equal, so that only the loss's KL and entropy terms can train.
 
-        Warn only if the number of such steps in a row is in `_WARN_AFTER_STEPS`.
+        The warning is repeated only when the number of such steps in a row is in `_WARN_AFTER_STEPS`.
         """
         has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
         self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0

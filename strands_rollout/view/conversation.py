@@ -60,7 +60,7 @@ def read_conversation(
 
     Args:
         lists: The sample's tokens.
-        texts: Bytes of token ids; a missing id is shown as ⟨id⟩. Without texts there are no parts.
+        texts: Bytes of token ids; a missing id is shown as ⟨id⟩. If it is empty, the result is empty.
         facts: The episode's facts, which may be empty.
     """
     if not texts:

@@ -136,7 +136,7 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 def view_dump(
     path: Path, retokenizer: Retokenizer | None, on_read: Callable[[int], object] = lambda _more: None
 ) -> DumpView:
-    """Read all samples of a dump; without a retokenizer, drift is not marked.
+    """Read all samples of a dump; if `retokenizer` is None, drift is not marked.
 
     `on_read` is called with 1 after each sample. For the path and errors, see `read_dump`.
     """

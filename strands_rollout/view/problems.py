@@ -1,4 +1,7 @@
-"""Find problems of a sample: violations of slime's contract, contradictions, and deviations from its dump's habits."""
+"""Find problems of a sample: violations of slime's contract, contradictions, and deviations from its chat template.
+
+The template's rules are inferred from the dump; see `TurnHabits`.
+"""
 
 from __future__ import annotations
 
@@ -148,9 +151,10 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Find turns without an end of turn: neither their last token nor the next context's first token is one.
+    """Find turns that are not closed.
 
-    Find none if the dump's end-of-turn tokens are unknown.
+    Neither the last token of such a turn nor the first token of the context after it is an end-of-turn token. If the
+    dump's end-of-turn tokens are unknown, nothing is checked.
     """
     text = "a turn is not closed: context follows without an end of turn"
     for start, _ in lists.contexts if habits.ends_of_turn else ():
@@ -170,5 +174,5 @@ def _version_problems(lists: TokenLists) -> Iterator[Problem]:
     last = lists.spans[-1].version if lists.spans else None
     for span in lists.spans:
         if last is not None and span.version not in (None, last):
-            text = f"sampled by weights {span.version}; the sample ends with {last}"
+            text = f"sampled by the weights {span.version}; the last weights of the sample are {last}"
             yield Problem("stale version", text, span.start, span.end)

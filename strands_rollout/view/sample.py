@@ -76,7 +76,7 @@ def view_sample(
 
     Args:
         record: The sample's record in the dump.
-        habits: Habits of the sample's dump.
+        habits: The rules that most turns of the sample's dump follow.
         retokenizer: Marks drift and has the texts of tokens. If it is None, drift is not marked, and the texts come
             from the dump.
     """
@@ -176,7 +176,7 @@ def _as_number(value: object) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """Return the reward function's dict, from the sample's reward, else from the facts; empty if neither has it."""
+    """Return the reward function's dict, from the sample's reward or the episode's facts; empty if neither has one."""
     reward = record.values.get("reward")
     return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 

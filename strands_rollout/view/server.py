@@ -32,8 +32,8 @@ _STOP_TIMEOUT_S: Final = 0.1
 class LiveDump:
     """The current state of a dump, or of several dumps by name.
 
-    A sample whose line is unchanged is not parsed again, unless the habits of its dump have changed. Without a
-    retokenizer, drift is not marked.
+    A sample whose line is unchanged is not parsed again, unless the rules inferred from its dump (`TurnHabits`) have
+    changed. If there is no retokenizer, drift is not marked.
 
     Attributes:
         latest: Result of the last successful `refresh`: the view, and a tag that changes when a file changes. None

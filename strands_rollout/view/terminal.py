@@ -34,7 +34,7 @@ _COLUMNS: Final = {
 def print_dump(console: Console, path: Path, retokenizer: Retokenizer | None, positions: Collection[int]) -> None:
     """Print the list, then transcripts of the samples at `positions`, or of all samples if `positions` is empty.
 
-    Without a retokenizer, drift is not shown, and texts come from the dump.
+    If `retokenizer` is None, drift is not shown, and texts come from the dump.
 
     Raises:
         ConfigError: A position has no sample.

@@ -155,7 +155,7 @@ def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> 
 class TurnHabits:
     """The rules that most turns and contexts of a dump follow: its chat template, inferred from tokens.
 
-    If most contexts break the rules for contexts, these rules are dropped: they don't fit the template.
+    If most contexts break the rules for contexts, these rules are left out, because they can't be the template's.
 
     Attributes:
         ends_of_turn: Tokens that close a turn; empty if unknown.
@@ -213,7 +213,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Return the control tokens that end turns; none unless they end most turns.
+    """Return the control tokens that end turns; an empty set if, together, they don't end most turns.
 
     A token must end at least a tenth of the turns, and at least as many turns as have it before their last token.
     """
@@ -224,9 +224,10 @@ def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> froze
 
 
 def _message_opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """Return the last control token in a context, except the context's last token, and the token after it.
+    """Return the two tokens that open the policy's message at the end of a context; None if contexts disagree.
 
-    Return None unless most of the contexts with such a pair of tokens agree.
+    They are taken to be the last control token before the context's last token, and the token after it. More than half
+    of the contexts with such a pair of tokens must have the same pair.
     """
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
@@ -242,7 +243,7 @@ def is_control(text: bytes) -> bool:
 
 
 class DriftMark(NamedTuple):
-    """Tokens start..end-1 would be encoded as `replacement`; if `start` is `end`, it would be inserted there."""
+    """Encoded again, tokens `start` to `end`-1 become `replacement`; if `start` equals `end`, it is inserted there."""
 
     start: int
     end: int

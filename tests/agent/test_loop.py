@@ -115,9 +115,9 @@ async def play(
     plugins: Any = (),
     ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode, in `DirectLoop` if `flat`; `ends`, if given, receives how it ended, exceptions included.
+    """Play an episode, in `DirectLoop` if `flat`; append how it ended, exceptions included, to `ends` if it is given.
 
-    Both loops call the hooks in `listeners`, of which `DirectLoop` is also told.
+    Both loops call the hooks in `listeners`; `DirectLoop` also gets `listeners` as its argument.
     """
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:

@@ -116,7 +116,7 @@ def test_resolve_loads_a_file_once_under_all_its_names(project: Path) -> None:
             "found_agent.agent",
             "is a Agent, expected a Strands tool; build and ask the agent in a function with @strands.tool",
         ),
-        ("found_asks.ask", "the agent 'critic' has no model, so that Strands would call Amazon Bedrock"),
+        ("found_asks.ask", "the agent 'critic' has no model, so Strands would call Amazon Bedrock"),
     ],
 )
 def test_load_tools_error_is_one_line_with_the_remedy(project: Path, path: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Benchmark of engines: all engines get the same work, and one that does less is not called fast."""
+"""Benchmark of engines: all engines get the same work, and an engine that does less causes an error."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The environment of strands-sglang: a supported Python creates it; without one, a reason says what is missing."""
+"""The environment of strands-sglang: a supported Python creates it; if there is none, a reason says so."""
 
 import sys
 from collections.abc import Iterator

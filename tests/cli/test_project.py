@@ -133,7 +133,7 @@ def test_init_refuses_an_unusable_folder(folder, words, tmp_path, monkeypatch) -
 
 
 def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
-    """Return slime's flags and values in a script's dry run; values that are paths, which differ, are left empty."""
+    """Return slime's flags and values in a script's dry run; values that are paths become "", since paths differ."""
     environment = ENVIRONMENT | {"SLIME_DIR": "none"}
     done = subprocess.run(["bash", script, "--dry-run", *arguments], capture_output=True, text=True, env=environment)
     words = shlex.split(done.stdout.rpartition("train.py")[2].replace("\\\n", ""))

@@ -1,4 +1,4 @@
-"""The direct transport to an engine equals httpx, and gives way to httpx for settings that only httpx supports."""
+"""The direct transport to an engine equals httpx; httpx itself is used for settings that only httpx supports."""
 
 import asyncio
 import gzip

@@ -1,4 +1,6 @@
-"""Targets of attacks: files and folders, and the host's checks for damage. Of an attack's output, only a secret counts.
+"""Targets of attacks: files and folders, and the host's checks for damage.
+
+The output of an attack proves success only if it contains a secret.
 
 A target is created just before an attack and closed after it, and leaves nothing behind.
 """
@@ -56,7 +58,7 @@ class Target:
         self.facts: dict[str, Any] = {"name": self.name}
 
     def check_damage(self) -> bool:
-        """Return whether the host sees damage: polled during the attack, and after `finish` if there was none."""
+        """Return whether the host sees damage. Called often during the attack, then after `finish` if it saw none."""
         return False
 
     def reveals_secret(self, result: ExecutionResult) -> bool:
@@ -216,7 +218,7 @@ class ScratchRoot(Target):
 def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
     """Yield the paths in the first `levels` levels below a folder; other processes may delete and move trees there.
 
-    `find` finds nothing if a folder is moved during its search, and `rglob` raises.
+    If a folder is moved during the search, this function skips it, while `find` would find nothing and `rglob` raise.
     """
     try:
         entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in os.scandir(root)]

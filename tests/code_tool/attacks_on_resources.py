@@ -16,8 +16,9 @@ def _holding_attack(name: str, code: str, sign: Callable[[Sequence[Process]], bo
     return Attack(name, f"take_name()\n{code.strip()}\nhold()", partial(ObservedProcesses, sign=sign), **more)
 
 
-# A byte in transit keeps its whole piece of the page cache, here 2 MiB, even after the file was truncated. Each way
-# is a call that moves pages by reference, with the number of pages that its destination holds.
+# As long as one byte of a file is in a socket or pipe, the kernel keeps the byte's whole piece of the page cache, here
+# 2 MiB, even after the file was truncated. For each way: code that makes a destination, the number of pages that fit
+# into it, and a call that moves a page there by reference.
 _SOCKETS: Final = ("socket.socketpair()", 100)
 _PIPES: Final = ("os.pipe()", 16)
 _WAYS: Final = {

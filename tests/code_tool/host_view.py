@@ -39,7 +39,7 @@ class Process:
                      if line.startswith(f"{field}:")), "")  # fmt: skip
 
     def number(self, field: str) -> int:
-        """Return the first number of a line of /proc/PID/status; 0 without one."""
+        """Return the first number in a line of /proc/PID/status; 0 if there is none."""
         words = self.status(field).split()
         return int(words[0]) if words else 0
 

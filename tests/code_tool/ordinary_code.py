@@ -113,7 +113,7 @@ with open("/proc/self/status") as f: assert f.read()
     "libraries": "import _lsprof, ctypes.util; ctypes.CDLL(None).getpid()",
 }
 
-# what the filter must refuse whatever the arguments, and what it must let through: names on x86-64
+# system calls, by their names on x86-64, that the filter must refuse for all arguments, and those that it must allow
 _DENIED = """
     execve execveat fork vfork ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp
     pidfd_open pidfd_getfd pidfd_send_signal tkill rt_sigqueueinfo rt_tgsigqueueinfo setsid setpgid setpriority

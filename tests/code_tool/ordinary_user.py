@@ -20,7 +20,7 @@ from attack_targets import remove_tree
 import strands_rollout
 from strands_rollout.code_tool.local import library_files
 
-USER_ID: Final = 54_321  # of no user
+USER_ID: Final = 54_321  # belongs to no user
 _TESTS: Final = Path(__file__).parents[1]
 _NEEDED: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "numpy", "sympy")
 _IGNORED: Final = shutil.ignore_patterns(

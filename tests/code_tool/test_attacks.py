@@ -56,7 +56,7 @@ async def run_attack(attack: Attack, stage: Stage) -> tuple[bool, str]:
         if isinstance(result, Exception):
             raise result
         worked = was_damaged or target.check_damage()
-        if isinstance(result, ExecutionResult):  # breaking the executor also counts
+        if isinstance(result, ExecutionResult):  # an attack that breaks the executor has worked, too
             worked = worked or target.reveals_secret(result) or result.infra_error is not None
         was_stopped = isinstance(result, ExecutionResult) and attack.was_stopped(result, target.name)
         is_blind = isinstance(target, ObservedProcesses) and target.is_blind
@@ -94,13 +94,13 @@ async def test_chroot_blocks_attack_without_landlock(attack, without_landlock, m
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
 
 
-# refused only by the list of allowed system calls; harmless to other runs, files outside and other users
+# attacks that only the list of allowed system calls stops; they harm no other run, outside file or other user
 _ALLOWED_WITH_PROGRAMS = """
     target-of-a-link start-system start-exec start-execveat start-memory-file fork kernel-memory-in-locks
     memory-in-parts-of-shared-memory memory-in-parts-of-shared-memory-of-a-device
     open-process-handle open-memory-file
 """
-# prevented by the sandbox's own user, which needs root
+# attacks that are stopped because sandboxed code has a user of its own, which needs root
 _ALLOWED_WITHOUT_ROOT = "change-mode change-time fork-bomb"
 _ALLOWED = [*_ALLOWED_WITH_PROGRAMS.split(), *(_ALLOWED_WITHOUT_ROOT.split() if os.geteuid() else ())]
 

@@ -185,7 +185,7 @@ async def test_camel_abandoned_threads_become_infra_error(monkeypatch: pytest.Mo
     async with in_process(options=options) as executor:
         result = await executor.run("wait()", timeout_s=0.3)
         assert (result.timed_out, result.killed_by) == (True, "time limit of 0.3 s")
-        assert "1 threads are held by code that does not end" in ((await executor.run("1")).infra_error or "")
+        assert "1 threads are occupied by code that does not end" in ((await executor.run("1")).infra_error or "")
         release.set()
         for future, _ in executor._abandoned:
             await asyncio.to_thread(future.result)

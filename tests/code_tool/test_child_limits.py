@@ -57,7 +57,7 @@ def test_child_limits_threads_with_shared_user():
     assert as_root is None
     assert 20 <= started < present + 1000
     assert (core, pending) == ([1, 1], [64, 64])
-    ceiling = 40  # below the threads of any machine; without a share for others, 39 threads could start
+    ceiling = 40  # fewer than the threads of any machine; if no share were kept for others, 39 could start
     *_, started, _, _ = run(ceiling=ceiling)
     assert started == ceiling - ceiling // 8 - 1
 

@@ -67,7 +67,7 @@ def has_no_infra_error(result: ExecutionResult) -> bool:
 
 
 def is_caught_or_ended(result: ExecutionResult) -> bool:
-    """Return whether the check, every 50 ms, saw the write to the sandbox's descriptor, or the code ended before it."""
+    """Return whether the check, made every 50 ms, saw the write to the sandbox's descriptor, or came after the end."""
     detected = result.killed_by == "writing to the sandbox's own descriptor" and result.exit_code in (3, -9)
     return not result.timed_out and result.infra_error is None and (detected or ends(3, "a\n")(result))
 

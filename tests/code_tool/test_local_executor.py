@@ -444,7 +444,7 @@ async def test_folder_times_and_sizes_reveal_no_earlier_run(single_slot: LocalEx
         assert second[1] == first[1]  # an ext4 directory that was only emptied would keep its larger size
     await asyncio.sleep(0.2)  # so that the prepared process has waited in its folder longer than the 50 ms below
     asked_at = time.time()
-    assert float((await single_slot.run(times)).stdout) > asked_at - 0.05  # file times have the kernel's last tick
+    assert float((await single_slot.run(times)).stdout) > asked_at - 0.05  # a file's time is the kernel's last tick
 
 
 @LINUX

@@ -132,7 +132,7 @@ ALLOW, KILL = 0x7FFF0000, 0x80000000
 
 
 def answer(error: int) -> int:
-    """Return the program's result that gives the caller this error."""
+    """Return the result of the filter program that makes a system call fail with `error`."""
     return 0x50000 | error
 
 

@@ -21,7 +21,7 @@ LOCAL_PATH = "strands.sandbox.not_a_sandbox_local_environment.NotASandboxLocalEn
 
 
 class ScriptedSandbox(LocalSandbox):
-    """The local sandbox; `act` returns an error or items that replace a run, or None."""
+    """The local sandbox; instead of running, it raises the error or yields the items that `act` returns, if any."""
 
     def __init__(self, act: Callable[[int], Any]) -> None:
         self.act = act

@@ -57,7 +57,7 @@ class OtherProcess(Target):
 class Owner(Target):
     """This process, which owns the executor, and the executor's helpers.
 
-    This process handles SIGURG, which is harmless without a handler; SIGUSR1 kills a helper.
+    Attacks send SIGURG to this process, which only records it, and SIGUSR1 to a helper, which it kills.
     """
 
     def __init__(self, stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Fixtures of the conformance suite: each engine in turn with the shipped model, shared by all tests.
 
 The real SGLang is started with the shipped model, or is the server at `--sglang-base-url`. Tests that compare numbers
-or load other weights are skipped unless the server has loaded this checkout's folder of the shipped model; they need
-single precision.
+or load other weights are skipped unless the server has loaded this checkout's folder of the shipped model. For these
+tests, the server must compute in single precision.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def narrow_embedded_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
-    """Yield a function that returns a real SGLang for one generation at a time, a new one if a test killed the last."""
+    """Yield a function that returns a real SGLang for one generation at a time, started again if a test killed it."""
     servers: list[RealServer] = []
 
     def alive() -> RealServer:

@@ -26,7 +26,7 @@ class ReferenceQwen3:
     def logits(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> Doubles:
         """Return [tokens, vocabulary]; row i holds the logits of the token that follows ids[: i + 1].
 
-        Several sequences of one length give [sequences, tokens, vocabulary].
+        For several sequences of one length, return [sequences, tokens, vocabulary].
         """
         x = self._tensors["model.embed_tokens.weight"][np.asarray(ids)]
         rotations = self._rotations(x.shape[-2])

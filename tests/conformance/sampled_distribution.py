@@ -51,9 +51,10 @@ class Sampling:
             row[list(self.stop_ids)] = -np.inf
 
     def places(self, logprobs: Doubles, output_ids: list[int], rng: np.random.Generator) -> Doubles:
-        """Return the place of each token in its distribution: uniform in [0, 1) if it was drawn from it.
+        """Return a number in [0, 1) for each token; they are uniform if the tokens were drawn from their distributions.
 
-        A distribution's tokens lie on that line from the most likely to the least.
+        Each distribution divides [0, 1) into an interval for each token, as long as its probability, the most likely
+        token first. The number of a token is a random point of its interval.
         """
         places = []
         for row, token in zip(logprobs, output_ids, strict=True):

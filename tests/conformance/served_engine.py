@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _START_S = 300.0
-# SGLang checks for disconnected clients every 4 s; this many generations slow each other down to last longer than that
+# SGLang checks for disconnected clients every 4 s; so many concurrent generations are slow enough to last longer
 WITNESSES = 16
 # keys of SGLang's /generate responses (0.5.23), and its finish reason of an aborted request
 META_KEYS = {
@@ -75,7 +75,7 @@ class ServedEngine(Api):
                 await asyncio.sleep(0.02)
 
     async def until_idle(self) -> None:
-        """Wait until the reported load is zero, since it is reported late and would mislead the next test."""
+        """Wait until the reported load is zero: servers report it late, which would mislead the next test."""
         await wait_for_load(self, 0)
 
 
@@ -96,7 +96,10 @@ def facts_of(base_url: str) -> EngineFacts:
 
 @asynccontextmanager
 async def witnesses(engine: ServedEngine) -> AsyncIterator[None]:
-    """Run long generations, and check that a request of the block, as long as they are, ends before them."""
+    """Run long generations during the block, and check at its end that all still run.
+
+    An equally long request of the block that has ended was therefore ended early.
+    """
     rids = [f"witness{n or ''}" for n in range(WITNESSES)]  # the first rid is the prefix of all of them
     async with in_flight(engine, *rids, **engine.long) as tasks:
         await wait_for_load(engine, WITNESSES)

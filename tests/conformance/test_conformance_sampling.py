@@ -29,7 +29,7 @@ WAYS = {
     "no end yet": {"temperature": 1.3, "min_new_tokens": TOKENS},
     "greedy": {"temperature": 0},
 }
-# in these ways, a slightly wrong temperature shows only in the frequencies of tokens
+# with these parameters, a slightly wrong temperature shows only in the frequencies of tokens
 OFTEN = ("as it is", "cold", "hot")
 
 
@@ -42,13 +42,13 @@ class Draw:
 
 @pytest.fixture(scope="module")
 def drawn_before() -> dict[tuple[str, str], list[Draw]]:
-    """Return the cache of draws by engine and way; one batch holds all ways."""
+    """Return the cache of draws by engine and key of `WAYS`; an engine makes the draws for all keys in one batch."""
     return {}
 
 
 @pytest.fixture(params=WAYS)
 async def draws(shipped, request, drawn_before) -> tuple[Sampling, list[Draw]]:
-    """Return the parameters of one way, and an engine's draws in it, made in a batch with all other ways."""
+    """Return the parameters of one key of `WAYS`, and an engine's draws with them."""
     if (shipped.base_url, request.param) not in drawn_before:
         for way, found in (await _drawn(shipped)).items():
             drawn_before[shipped.base_url, way] = found

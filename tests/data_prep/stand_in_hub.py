@@ -16,7 +16,10 @@ ABSENT: Reply = (404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
 @dataclass
 class Hub:
-    """A repository's files by path, or the refusal of every request; `asked` lists requests as METHOD path."""
+    """A hub with one repository and its files by path; if `repository` is "", every request gets `refusal`.
+
+    `asked` lists the requests as METHOD path.
+    """
 
     repository: str
     files: dict[str, Path]

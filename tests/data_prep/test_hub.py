@@ -1,4 +1,4 @@
-"""The hub and its mirrors, and the errors when neither gives the data set."""
+"""The hub and its mirrors, and the errors if none of them has the data set."""
 
 import json
 import os

@@ -27,7 +27,7 @@ def checked(tokenizer: Any, **options: Any) -> dict[str, Finding]:
 
 
 def broken(found: dict[str, Finding]) -> set[str]:
-    """Return the broken rules except the stop tokens, which a copy of another model's tokenizer cannot have."""
+    """Return the broken rules except "end of turn", which a copy of another model's tokenizer can't follow."""
     return {name for name, finding in found.items() if finding.status == "error"} - {"end of turn"}
 
 

@@ -1,4 +1,4 @@
-"""`KvRows` attention for any product size; `PrefixCache` finds exactly what was inserted, within its capacity."""
+"""`KvRows`: equal attention for any number of tokens per product. `PrefixCache`: exact hits, and its capacity."""
 
 import numpy as np
 import pytest

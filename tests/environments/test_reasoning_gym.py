@@ -71,7 +71,7 @@ async def test_score_evaluates_answers_in_the_sandbox_only(tmp_path: Path) -> No
     entry = {"question": "", "answer": row["label"], "metadata": row["metadata"]["reasoning_gym"]}
     with contextlib.suppress(TypeError):  # write_text returns no board
         reasoning_gym.get_score_answer_fn("n_queens")(answer=hostile, entry=entry)
-    assert target.exists()  # outside of the sandbox, the answer acts
+    assert target.exists()  # outside of the sandbox, the answer's code runs
     target.unlink()
     assert (await score(SimpleNamespace(), answered(row, f"<answer>{hostile}</answer>")))["score"] == 0.0
     assert not target.exists()

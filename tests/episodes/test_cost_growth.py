@@ -89,7 +89,7 @@ def test_turn_costs_calls_do_not_grow(costs: TurnCosts) -> None:
 
 @needs_middleware
 def test_turn_costs_calls_of_this_package_are_as_counted(costs: TurnCosts, case: str) -> None:
-    counted = min(costs.own_calls)  # the minimum leaves out turns in which a timer ran
+    counted = min(costs.own_calls)  # the minimum ignores turns in which a timer ran
     assert counted == pytest.approx(OWN_CALLS[case], rel=SLACK - 1), f"set OWN_CALLS[{case!r}] to {counted}"
 
 

@@ -77,7 +77,7 @@ async def test_generate_describes_no_unrecorded_span(shipped_tokenizer: Any, mon
 
 
 def test_skip_unrecorded_span_logs_no_warning() -> None:
-    """Strands' tracer instruments threads, which OpenTelemetry allows once."""
+    """Strands' tracer instruments threads, and OpenTelemetry allows that only once."""
     code = (
         "import logging; logging.basicConfig()\n"
         "from types import SimpleNamespace\n"

@@ -287,7 +287,7 @@ async def test_program_stop_reason_of_several_causes(shipped_tokenizer: Any, row
 
 
 async def program_with_an_image(task: Any, endpoint: Any) -> None:
-    """Send an image to a model without images, then hang."""
+    """Send an image to a model that reads no images, then hang."""
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": task.text}, image]}]
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}

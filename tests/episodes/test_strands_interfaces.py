@@ -177,7 +177,7 @@ class FixedModel(Model):
 class Row(NamedTuple):
     make: Callable[..., Any]
     script: Callable[[str, int], str] = call_once
-    needs: str | None = None  # module, or argument of `Agent`; the row is skipped without it
+    needs: str | None = None  # module, or argument of `Agent`; if it is missing, the row is skipped
     text: str = ""  # in the error if the row is refused, else in a sample
 
 

@@ -1,4 +1,4 @@
-"""The shipped rows: their numbers, and that held-out problems were never trained on."""
+"""The shipped rows: how many there are, and that held-out problems were never trained on."""
 
 import json
 from pathlib import Path

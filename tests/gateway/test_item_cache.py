@@ -1,4 +1,4 @@
-"""`ItemCache`: what a session caches of its requests affects only the time to parse later ones."""
+"""`ItemCache`: what a session caches of its requests affects only the time to parse later requests."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Clients that rewrite their history in each request without changing its meaning: it stays one trajectory."""
+"""Clients that rewrite their history in each request without changing its meaning: the episode stays one trajectory."""
 
 import json
 import random

@@ -107,7 +107,7 @@ if not os.environ.get("FAKE_CUT_DOWNLOAD"):
 class Call:
     """One call of a fake: its name and arguments, wandb's key, the job's environment, the netrc file, and its stdin.
 
-    None stands for what the call does not have; stdin is read only with --flags.
+    A field is None if the call does not have it; stdin is read only if the call has --flags.
     """
 
     name: str

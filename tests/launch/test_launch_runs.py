@@ -82,7 +82,7 @@ def test_script_runs_the_checked_dry_run_command(plain) -> None:
 def test_running_ray_gets_wandb_key_in_removed_file(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, WANDB_API_KEY="hush", WANDB_BASE_URL="https://wandb.mine:8080/x")
     assert finished.returncode == 0, finished.stderr
-    assert "using the running Ray at http://127.0.0.1:8265; it stays as it is" in finished.stderr
+    assert "using the running Ray at http://127.0.0.1:8265; it keeps running after the job" in finished.stderr
     assert not with_ray.calls_of("ray", "start")
     assert with_ray.ray_runs.read_text() == "another's"
     assert not with_ray.calls_of("ray", "stop")

@@ -151,7 +151,7 @@ def test_training_step_fits_gpu_of_80_gb(model: str, mode: str) -> None:
 
 
 def cache_tokens(model: str, command: TrainingCommand) -> int | None:
-    """Return the tokens that an engine's cache holds; None for a model with linear attention."""
+    """Return the number of tokens that fit into an engine's cache; None if the model has linear attention."""
     row, size = ROWS[model], model_size(command)
     if size is None:
         return None

@@ -86,7 +86,7 @@ class EpisodeStage:
         await until_sampling(requests, self.engine_url, tokens=tokens)
 
     async def most_tokens_until_idle(self) -> int:
-        """Wait until the engine is idle, and return the maximum number of tokens of its requests."""
+        """Wait until the engine is idle, and return the most tokens that its running requests used at a time."""
         most = 0
         async with asyncio.timeout(PATIENCE_S):
             while (load := await load_of(self.engine_url))["num_running_reqs"]:

@@ -27,7 +27,8 @@ OWN_VERSION = "own-worker"
 class OwnWorker:
     """A real SGLang that a test may kill; started on demand, always on the same port.
 
-    It has the weights of the shared server under another version, so each sampled token names its worker.
+    It has the weights of the shared server, but reports another weight version, which identifies the worker that
+    sampled a token.
     """
 
     def __init__(self) -> None:

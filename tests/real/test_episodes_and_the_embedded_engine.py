@@ -23,7 +23,7 @@ DEMO_SAMPLES = 32
 # two runs of one policy exceed this bound less than once in a million times
 SIGMAS = 5.0
 LOGPROB_TOLERANCE = 1e-3
-# the shipped model solves about 60 % of the problems; less than this is no coincidence
+# the shipped model solves about 60 % of the problems; an accuracy below this bound can't be chance
 LEAST_ACCURACY = 0.2
 _SAME_FACTS = (
     "stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures",

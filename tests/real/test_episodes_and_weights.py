@@ -98,7 +98,7 @@ async def test_spans_name_the_weights_of_each_logprob(stage, mode, other_weights
 
 
 def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list[float], list[float]]:
-    """Return how far the logprobs are from those by their spans' weights, and from those by the other weights."""
+    """Return each logprob's distance from its value under the weights of its span, and under the other weights."""
     start = len(sample.tokens) - sample.response_length
     got = sample.rollout_log_probs or []
     own = [abs(got[at - start] - scores[version][at]) for version, at in spanned(sample)]

@@ -1,6 +1,7 @@
 """Behind the real routers: the worker of each turn, and the use of its prefix cache.
 
-The two workers have the same weights under different versions, so each sampled token names its worker.
+The two workers have the same weights, but report different weight versions, so that a token's version identifies the
+worker that sampled it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from worker_front import Passage, WorkerFront
 from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
-# so many keys all fall to one of two workers once in 10**9 runs
+# the probability that so many keys all go to the same one of two workers is below 10**-9
 EPISODES = 32
 
 

@@ -29,7 +29,8 @@ OF_SLIME = {
     "stop": ["\n\n\n"],
     "stop_token_ids": [0],
 }
-# the other parameters of SGLang 0.5.23; slime's evaluation sets the first, which SGLang on a CPU compiles for 12 s
+# the other parameters of SGLang 0.5.23; slime's evaluation sets the first one, for which SGLang on a CPU compiles code
+# for 12 s
 OF_SGLANG = {
     "repetition_penalty": 1.01,
     "min_p": 0.1,

@@ -56,7 +56,7 @@ async def ended(playing: dict[str, asyncio.Task[Any]]) -> dict[str, Ends]:
 
 
 def waiting(stages: dict[str, EpisodeStage]) -> int:
-    """Return the number of unanswered requests, before any fault."""
+    """Return the number of unanswered requests. It includes failed requests, so it is used only before any fault."""
     return sum(exchange.output_ids is None for stage in stages.values() for exchange in exchanges(stage))
 
 
@@ -113,7 +113,7 @@ async def test_generate_survives_loss_of_all_workers(sglang, own_worker, shipped
     own, clock = await own_worker.running(), asyncio.get_running_loop().time
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
         playing = begin(stages, LINGERING, engine_patience_s=PATIENCE_S)
-        # sglang-router sends turns of about half of its episodes to each worker
+        # sglang-router sends the turns of about half of its episodes to each worker
         await until(lambda: waiting(stages) == 2 * EPISODES and len(front.passages) >= EPISODES // 2)
         own_worker.kill()
         await front.close()

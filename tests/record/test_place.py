@@ -1,4 +1,4 @@
-"""Random clients and agents on one record: it holds exactly the tokens that crossed the wire, each once."""
+"""Random clients and agents on one record: the record has exactly the tokens that crossed the wire, each once."""
 
 import asyncio
 import random

@@ -36,7 +36,7 @@ sys.stdin.readline()
 
 
 def left_if_killed(folder: Path, copy: Path) -> dict[str, list[bytes]]:
-    """Return the records that another process would find; `copy` is a new folder, whose files have no lock."""
+    """Copy `folder` to `copy`, where no file is locked, and return the records that another process would find."""
     shutil.copytree(folder, copy)
     return take_leftover_records(copy)
 

@@ -1,4 +1,4 @@
-"""The settings that a row may give its own episode, and those that it may not."""
+"""Settings that a row may set for its own episode, and settings that it may not."""
 
 from typing import Any
 

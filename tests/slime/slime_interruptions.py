@@ -197,7 +197,7 @@ def wrong_facts(sample: Any, episodes: Episodes, task: str, *, masked_below: int
     Args:
         sample: The sample; its session id is the key of its episode.
         episodes: Ids that the engine received and sampled.
-        task: Task from which the logprobs follow.
+        task: Name of the task, on which the policy's logprobs depend.
         masked_below: Position below which tokens are masked, since older weights sampled them.
     """
     episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]

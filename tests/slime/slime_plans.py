@@ -61,7 +61,7 @@ PLANS = {
     "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
     "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
     "foreign": _failed(Reply.tokens([10_000_000])),
-    # an aborted turn is continued: with tokens until the budget is used up, without tokens until the patience ends
+    # an aborted turn is continued: until the budget is used up if each abort has tokens, else until the patience ends
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "engine_error", "failed", trained=False),

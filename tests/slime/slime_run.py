@@ -104,7 +104,7 @@ class Rollouts:
     raised: list[BaseException] = field(default_factory=list)  # by `generate`
     returned: list[tuple[str, Any]] = field(default_factory=list)  # status at the return, and the sample
     invalid: list[str] = field(default_factory=list)  # messages for faults in samples that were returned ABORTED
-    # by index of a sample: its length when slime had masked all of it before a resume
+    # by sample index: the length of a sample that was resumed after slime had masked all of its tokens
     masked: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ def test_normalize_rewards_matches_slime_for_plain_groups(estimator, more, group
     if estimator == "cispo" and "cispo" not in inspect.getsource(type(manager(None))._post_process_rewards):
         pytest.skip("this slime has no cispo")
     if size == 1:
-        more = {**more, "grpo_std_normalization": False}  # slime sets it so, since the deviation would be NaN
+        more = {**more, "grpo_std_normalization": False}  # as slime sets it: the deviation of one reward is NaN
     options = {"advantage_estimator": estimator, "rollout_batch_size": groups, "n_samples_per_prompt": size, **more}
     samples = full_batch(groups * size, groups, size)
     nameless = full_batch(groups * size, groups, size)

@@ -84,7 +84,7 @@ class Scheduler:
 
 
 def test_eval_script_learning_rate_schedule_fits_megatron() -> None:
-    """With slime's own function, which up to 0.3.1 makes a schedule although nothing is trained."""
+    """Up to 0.3.1, slime's own function makes a schedule although nothing is trained."""
     words = shlex.split(dry_run("eval_aime").replace("\\\n", ""))
     given = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in SCHEDULED}
     defaults = dict.fromkeys(["lr_wsd_decay_iters", "lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style"])

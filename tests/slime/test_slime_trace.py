@@ -17,7 +17,7 @@ OURS = ("sglang_generate", "tool:")
 
 
 def spans_of(sample: Any) -> list[dict[str, Any]]:
-    """Return the spans of requests and tools by their start; `end` is None for an open span."""
+    """Return the spans of requests and tools in the order of their starts; `end` is None if a span is open."""
     events = [event for event in sample.trace["events"] if event["name"].startswith(OURS)]
     ends = {event["span_id"]: event for event in events if event["type"] == "span_end"}
     starts = [event for event in events if event["type"] == "span_start"]

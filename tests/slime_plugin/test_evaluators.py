@@ -157,7 +157,7 @@ async def scored(
     label: Any = "\\boxed{34}",
     **more: Any,
 ) -> tuple[dict[str, Any], Any]:
-    """Return the reward and sample of an episode that buys an apple and answers; of `more`, only settings are used."""
+    """Return the reward and sample of an episode that buys an apple and answers; only settings in `more` are used."""
     settings = {name: value for name, value in more.items() if name in RolloutSettings.model_fields}
     sample = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
     options = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}

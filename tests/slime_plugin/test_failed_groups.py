@@ -41,7 +41,8 @@ def ended(status: str, *, removed: bool | None = None, group: int | None = 0, in
 def play(args: Any, plan: str, *, without_ids: bool = False) -> list[int]:
     """Play episodes in sequence, and return the positions at which the run was ended.
 
-    F: failed, C: completed, U: untrained without a fault, A: aborted. Two consecutive episodes are a group.
+    Each letter of `plan` is an episode; F: failed, C: completed, U: untrained without a fault, A: aborted. Two
+    consecutive episodes are a group.
     """
     statuses = {"F": "FAILED", "C": "COMPLETED", "U": "TRUNCATED", "A": "ABORTED"}
     ends = []

@@ -1,4 +1,4 @@
-"""`generate_rollout_fully_async`: the groups in flight that a staleness allows, and a slime without that rollout."""
+"""`generate_rollout_fully_async`: how many groups in flight a staleness allows, and a slime without this rollout."""
 
 import asyncio
 import heapq

@@ -241,7 +241,7 @@ async def test_journal_replays_agent_program_after_each_turn(shipped_tokenizer, 
         again, request_count = await attempt(ListJournal(journal.written[:count]))
         facts = again.metadata["strands_rollout"]
         assert (facts["resumes"], facts["gateway"]["diverged"]) == (1, "")
-        assert request_count == titles + 3 - count  # the journal answers the others
+        assert request_count == titles + 3 - count  # the other requests are answered from the journal
         assert ran == ["a", "b", "c"]  # the program calls its tools again
         assert without_replays(again) == without_replays(expected)
 

@@ -74,7 +74,7 @@ def write_sample(
 
 
 def violations(sample: Sample, model: SGLangModel, **options: Any) -> list[str]:
-    """Return the sample's violations of slime's contract, given a reward, which `generate` leaves to slime."""
+    """Return the sample's violations of slime's contract, with a reward added, which `generate` leaves to slime."""
     assert sample.reward is None
     rewarded = copy.copy(sample)
     rewarded.reward = {"score": 1.0}

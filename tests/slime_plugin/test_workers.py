@@ -192,7 +192,7 @@ async def test_workers_report_newest_weight_version(stage: Stage, monkeypatch) -
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
     stage.policy.disturb = lambda request: hold_after(2) if request.turn == 1 else None
     stage.fake.engine.update_weights("12")
-    # no journal, because its records have the version too
+    # no journal, because its records contain the version too
     running = asyncio.ensure_future(stage.play(1, resume_aborted=False))
     await wait_until(lambda: KNOWN_VERSIONS.newest == 12)
     assert not running.done()

@@ -160,7 +160,7 @@ class FakeSGLang:
                 self.requests.append(received)
             self._arrived.notify_all()
         episode = self._enter(received, number)
-        # the prefix cache holds the episode's last answered request and its answer; a request's last id is always read
+        # the prefix cache has the last answered request and its answer; the last id of a request never comes from it
         cached_tokens = min(len(episode.sequence), len(received.input_ids) - 1) if episode.sampled_length else 0
         sampled = None
         try:

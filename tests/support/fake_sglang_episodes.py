@@ -81,9 +81,9 @@ class Episodes:
             self.dropped.append(f"request {number} repeats the last request, whose answer had {count} tokens")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
-        """Return the key of the episode that shares most leading ids, of those whose first request the ids extend.
+        """Return the key of the episode to which a request belongs: `ids` extend the episode's first request.
 
-        Without such an episode, return a new key.
+        Of several such episodes, take the one that shares the most leading ids; if there is none, return a new key.
         """
         began = [k for k, e in self._by_key.items() if ids != e.first and ids[: len(e.first)] == e.first]
         if not began:

@@ -327,7 +327,7 @@ KIMI_K3 = """
 {%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>
 {%- endfor %}
 {%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
-# the variable of the tools is `xml_tools`, and calls are not written
+# the template reads the tools from the variable `xml_tools`, and writes no calls
 SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
 # as with a thinking budget of 0: the generation prompt holds a whole thought, which later renderings leave out
 SEED_OSS = (
@@ -435,7 +435,7 @@ CONTEXT_ONLY_TEMPLATES: dict[str, str] = {
     "deepseek_r1_tools": shipped_template("deepseek_r1_tools"),
     "hermes_tools": shipped_template("hermes_tools"),
 }
-"""Templates of which only the context is compared: they write no calls, have no parser, or use another family's."""
+"""Templates of which only the context is compared: they write no calls, or have no parser of their own."""
 
 _CONTROL = re.compile(
     r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def limit_file_size(count: int) -> Iterator[None]:
-    """Limit files to `count` bytes: the write that passes the limit writes the part that fits, and the next fails."""
+    """Limit files to `count` bytes: a write beyond the limit writes only the part that fits, and the next fails."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
     try:

@@ -81,7 +81,7 @@ def _damaged(text: str, pieces: Sequence[str], rng: random.Random) -> str:
 
 
 def random_reply(tokenizer: Any, text: str, rng: random.Random, ends: Sequence[int]) -> Reply:
-    """Return a reply with a text's first 20,000 tokens, at times random tokens in it, and a random finish reason."""
+    """Return a reply with the first 20,000 tokens of `text`, sometimes random tokens among them, and a random end."""
     ids = list(tokenizer.encode(text, add_special_tokens=False))[:20_000]
     for _ in range(rng.choice((*(0,) * 6, 1, 4))):
         ids.insert(rng.randrange(len(ids) + 1), rng.randrange(len(tokenizer)))

@@ -40,7 +40,7 @@ def turn(*parts: str) -> str:
 
 @cache
 def version_number(version: str) -> int:
-    """Return a number from 0 to 99 for a weight version, made of its digits if it has some."""
+    """Return a number from 0 to 99 for a weight version: from its digits if it has any, else from a checksum."""
     digits = re.sub(r"\D", "", version)
     return int(digits) % 100 if digits else zlib.crc32(version.encode()) % 100
 

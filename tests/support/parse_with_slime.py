@@ -1,7 +1,7 @@
 """Parse training commands with slime's `parse_args`, and with the Megatron-LM and the SGLang that this Python imports.
 
 Run in a process of its own, with commands as lines of JSON on stdin: a list of words each. Prints a line of JSON for
-each command: the error that refuses it, or null. Exits with 3 if a package is missing.
+each command: the error with which it is refused, or null. Exits with 3 if a package is missing.
 
 No GPU is needed: torch gets the properties of an H100. Packages that parse no arguments (Ray, wandb) may be missing.
 """

@@ -82,7 +82,7 @@ class Family:
 
     @property
     def has_bare_values(self) -> bool:
-        """True if values are not plain JSON, or stand in markup that their text could end."""
+        """True if values are not plain JSON, or are enclosed in markup that a value's own text could close."""
         typed = ("deepseek_v3-2", "deepseek_v4", "gemma4", "kimi_k3", "lfm2", "pythonic")
         return self.is_xml or self.id in typed
 

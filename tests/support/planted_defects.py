@@ -93,7 +93,7 @@ def _changed(change: Callable[[Episode], None]) -> Callable[[Any], Sample]:
 
 
 def _set(**fields: Any) -> Callable[[Any], Sample]:
-    """Return a function that makes the valid sample with these fields changed; a value may be a function of it."""
+    """Return a function that makes the valid sample with changed fields; a value may be a function of the sample."""
 
     def change(episode: Episode) -> None:
         for name, value in fields.items():

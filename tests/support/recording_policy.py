@@ -42,7 +42,9 @@ class RecordingPolicy:
         return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
 
     def check(self, result: Any, masked: int = 0) -> list[Any]:
-        """Check that each sampled token is trained at most once, as sampled, and counted; return the samples.
+        """Check that each sampled token is trained at most once, and is in a sample or counted as dropped.
+
+        Returns the samples.
 
         `masked` is the number of sampled tokens in the samples that must not be trained.
         """

@@ -91,7 +91,7 @@ class WatchedIds(list[int]):
 
 
 def growth(per_turn: Sequence[int]) -> int:
-    """Return the last quarter's minimum minus the second quarter's; minima leave out turns in which a timer ran."""
+    """Return the last quarter's minimum minus the second quarter's; minima ignore turns in which a timer ran."""
     quarter = len(per_turn) // 4
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 

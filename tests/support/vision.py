@@ -78,7 +78,7 @@ class VisionEngine:
     """Script for `FakeSGLang` that reads the images of each request with the model's own processor, like SGLang.
 
     Attributes:
-        read: For each request the processor's ids of the decoded text with its images.
+        read: For each request, the ids that the processor makes of the decoded text and the images.
         inputs: For each request all outputs of the processor.
         images: For each request its images.
     """

@@ -105,7 +105,7 @@ def test_turn_shape_with_space_swallowing_tokens(shipped_tokenizer: Any) -> None
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
 
 
-# how a template shows a message m; and a result, a tool name and a call id for which its rendering differs
+# how a template shows a message m, and a special case: a result, a tool name and a call id that it shows differently
 LOOKING = {
     "at a tool's name": ("('ipython' if m.name == 'python' else 'tool') ~ m.content", "1", "python", "c"),
     "at a call's id": (

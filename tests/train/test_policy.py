@@ -68,7 +68,7 @@ def test_update_moves_logprobs_with_advantages():
 
 
 def with_log_probs(one: Any, *, shift: float = 0.0, context: float = 0.0) -> Any:
-    """Return the sequence with the policy's logprobs, shifted, as the rollout's; masked tokens get `context`."""
+    """Return the sequence with rollout logprobs: the policy's plus `shift` at trained tokens, `context` at others."""
     log_probs = [context] * len(one.loss_mask)
     own = Policy(MODEL, GENTLE).measure([one])[0].log_probs.tolist()
     for position, value in zip(one.trained_positions, own, strict=True):

@@ -81,7 +81,7 @@ def their_args(settings: UpdateSettings) -> SimpleNamespace:
 
 
 def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[TokenStats]) -> dict[str, Any]:
-    """Return the sequences as slime's trainer holds them: values for all response tokens, masked ones too.
+    """Return the sequences as a batch of slime's trainer, with values for all response tokens, masked ones too.
 
     `before` measures the first weights, which serve both as the weights before the update and as the reference.
     """

@@ -29,7 +29,7 @@ class RunningChild:
         self.pid: int | None = None  # None until it has been forked
         self.user: int | None = None  # None until it has been forked, or if it runs as the supervisor's user
         self._pidfd: int | None = None
-        self.is_ending = False  # it has been killed, but the kernel may need some time
+        self.is_ending = False  # it has been killed, but may not have ended yet
         self.thread_limit = 0  # the soft RLIMIT_NPROC that the supervisor last set; 0 if it has set none
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
         # done once the child waits for code; has an exception if forking or preparing it failed
@@ -96,7 +96,7 @@ class RunningChild:
             await loop.sock_sendall(self._control, frame({"code": code, "session": session}))
         await asyncio.wait((self._started, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done():
-            self._read_control()  # its last message may not have been read yet
+            self._read_control()  # the child's last message may not have been read yet
         if not self._started.done() and self.ended.result() < 0:  # otherwise its stderr has the reason
             raise RuntimeError(f"a process ended with exit code {self.ended.result()} before its code was started")
 

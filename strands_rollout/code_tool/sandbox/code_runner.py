@@ -37,7 +37,7 @@ def _shown_name(filename: str) -> str | None:
 
 
 def remove_foreign_frames(error: traceback.TracebackException) -> None:
-    """Remove frames that are not the code's own from an error and its causes; strip the folder from file names."""
+    """Remove frames that are not the code's own from an error and its causes; make the code's file names relative."""
     pending: list[traceback.TracebackException | None] = [error]
     while pending:
         current = pending.pop()

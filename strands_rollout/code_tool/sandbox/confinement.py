@@ -9,10 +9,10 @@ layers are:
 - `syscalls`: a seccomp filter; if code may start programs, the layer `programs` replaces it, with another filter
 
 Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
-site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't reach Python's
-folders by path (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
-opened before the change of user: a path that starts at /proc/self/fd/N needs no permission on the folders above the
-opened one. The permissions of the files themselves still hold, and so does the kernel's confinement.
+site-packages folder, since that contains this package with its labels and rewards. If the sandbox's user can't reach
+Python's folders by path (because Python is in a home directory of mode 0700), it reaches them through directory
+descriptors that were opened before the change of user: a path that starts at /proc/self/fd/N needs no permission on the
+folders above the opened one. The permissions of the files themselves and the kernel's confinement still apply.
 
 Code that may start programs can also read and run what `_PROGRAMS` lists.
 """
@@ -183,7 +183,7 @@ class Workspace:
 class Confinement:
     """Decides which layers to use on this machine, and applies them to a child.
 
-    `enforced` maps a layer to its mechanism, `missing` a layer to the reason why it is not enforced.
+    `enforced` maps a layer to its mechanism; `missing` maps a layer to the reason why it is not enforced.
 
     Args:
         libraries: Folder -> names in it that code may import.
@@ -349,8 +349,8 @@ class Confinement:
     def _separate_thread_count(self, workspace: Workspace) -> bool:
         """Make the kernel count this child's threads separately, if possible; return whether it does.
 
-        Without a user of its own, a child that is not root enters a user namespace, but only with the layer `syscalls`:
-        programs, which this layer excludes, would find themselves running as a user without a name.
+        If the child has no user of its own and is not root, it enters a user namespace, but only if the layer
+        `syscalls` is enforced. Without this layer, code may start programs, which would run as a user without a name.
         """
         if workspace.user is not None:
             return True

@@ -88,7 +88,7 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
         os.write(_CONTROL_FD, READY)
     except LayerError as e:
         _report_failure(e.layer, str(e))
-    except BaseException as e:  # this fork must not return into the fork server's loop after any error
+    except BaseException as e:  # whatever fails, this fork must not return into the fork server's loop
         _report_failure(None, f"{type(e).__name__}: {e}")
     try:
         _serve_code(socket.socket(fileno=_CONTROL_FD))
@@ -112,7 +112,8 @@ def _leave_process_group(confinement: Confinement) -> None:
             _lower_autogroup()
         return
     os.setpgid(0, 0)
-    # these signals would stop the code until its time limit; in a session of its own, the kernel would ignore them
+    # these signals would stop the code until its time limit; if the child had its own session, the kernel would ignore
+    # them
     for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
 
@@ -439,8 +440,8 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         folder: Directory for the child; it is deleted afterwards.
 
     Returns:
-        The first layer that does not hold, or "reading" if the code can't read Python's files, with the reason; None if
-        all layers hold.
+        The first layer that fails, or "reading" if the code can't read Python's files, and the reason; None if no layer
+        fails.
 
     Raises:
         RuntimeError, TimeoutError: The probe did not run to its end.
@@ -607,7 +608,10 @@ class ForkServer:
 
 
 def _reap_child() -> tuple[int, int] | None:
-    """Kill the process group of a child that has ended, and reap the child; return its pid and exit code, or None."""
+    """Reap a child that has ended, after killing its process group; return its pid and exit code.
+
+    If no child has ended, return None.
+    """
     found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
@@ -684,7 +688,7 @@ def _lower_autogroup() -> None:
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
-    """Test the layers in real children: mark a layer that fails as missing, and repeat until all other layers hold.
+    """Test the layers in real children: mark a layer that fails as missing, and repeat until no layer fails.
 
     Raises:
         RuntimeError, TimeoutError: A probe did not run to its end, or layers failed in all of `_MAX_TESTS` tests.

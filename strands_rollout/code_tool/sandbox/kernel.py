@@ -200,8 +200,8 @@ def shared_thread_limit(more: int) -> int | None:
     """Return RLIMIT_NPROC for a process whose user has other processes: the existing threads plus `more`.
 
     The kernel counts all threads of a user, including those in other containers, and does not report the count; all
-    threads of the machine serve as an upper bound. An eighth of the user's limit, at most 1024, is reserved for others.
-    None if the limit is unknown or has no effect.
+    threads of the machine serve as an upper bound. An eighth of the user's limit, at most 1024, is reserved for the
+    user's other processes. Return None if the limit is unknown or has no effect.
     """
     if sys.platform != "linux" or os.geteuid() == 0:
         return None
@@ -230,7 +230,7 @@ def can_change_user(user: int) -> bool:
         try:
             change_user(user)
             os._exit(0)
-        finally:  # this fork must not return after any error
+        finally:  # whatever fails, this fork must not return
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -282,7 +282,7 @@ def file_access_as(user: int | None) -> Iterator[None]:
 def enter_user_namespace() -> bool:
     """Enter a user namespace, in which per-user limits count only the caller; return False if that is not possible.
 
-    Outside the namespace the user stays the same; inside it has no name, and the caller gets no capabilities.
+    Outside the namespace, the user stays the same. Inside, the user has no name, and the caller gets no capabilities.
     """
     if sys.platform != "linux":
         return False
@@ -345,7 +345,7 @@ def landlock_abi() -> int:
 
 
 class Ruleset:
-    """A Landlock ruleset: the access to files that a process has, independent of its user.
+    """A Landlock ruleset: limits on what a process may access, independent of its user's permissions.
 
     It is made once and then applied by any number of forked children. It handles every right that the ABI defines, so
     that access without a rule is refused: files, execution, and TCP ports (from ABI 4) with EACCES; signals and

@@ -43,7 +43,8 @@ ANSWERS: Final[dict[str, int]] = {
     **dict.fromkeys(("readlink", "readlinkat"), errno.EINVAL),
     # a filter can't read the memory that holds the arguments of the first two; libraries do without the others
     **dict.fromkeys(("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"), errno.ENOSYS),
-    # fallocate takes space faster than it is measured; attributes reveal files that may not be read
+    # fallocate takes space faster than the space is measured; extended attributes would reveal something about files
+    # that code may not read
     **dict.fromkeys(
         ("fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"), errno.EOPNOTSUPP
     ),
@@ -91,8 +92,8 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clone": (Condition(0, (_THREAD,), _THREAD | _CLONE_REFUSED),),
     "close_range": (Condition(2, (0, 4)),),  # not CLOSE_RANGE_UNSHARE
     # no sendmsg and recvmsg: a file descriptor in transit in a socket is in no process's table, and would not be found.
-    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. None can be set: the buffers count as
-    # no process's memory, and a machine may allow megabytes for each.
+    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. No option can be set: the kernel
+    # charges no process for the buffers, and a machine may allow megabytes for each.
     "getsockopt": (Condition(1, (1,)), Condition(2, (3, 4, 7, 8, 38, 39))),
     "sendto": (_MESSAGES,),
     "recvfrom": (_MESSAGES,),
@@ -254,7 +255,8 @@ class _Instruction(NamedTuple):
     if_false: int = 0
 
 
-_Block = list[_Instruction]  # returns on every path, so that blocks can be concatenated
+# returns on every path, so that blocks can be concatenated; only a block of `_check` continues if its condition holds
+_Block = list[_Instruction]
 
 
 @dataclass(frozen=True, slots=True)

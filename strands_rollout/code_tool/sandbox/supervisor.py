@@ -81,7 +81,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def top_up(self) -> None:
-        """Fork spare children before they are needed; a failure is ignored, since a call forks its own child."""
+        """Fork spare children before they are needed; ignore failures, since a call without a spare forks a child."""
         with contextlib.suppress(RuntimeError):
             while len(self._spares) < self._settings["spares"]:
                 self._spares.append(self._fork())
@@ -284,7 +284,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
     with contextlib.suppress(OSError):  # if permitted, so that limits are enforced on time while code keeps CPUs busy
-        os.nice(_NICE_INCREMENT)  # after the fork server's start, which would inherit it
+        os.nice(_NICE_INCREMENT)  # after the start of the fork server, which would inherit the priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
     try:

@@ -1,7 +1,7 @@
 """Follows a piece of code to its end, and kills it at a limit.
 
-The limits are those on time, output, disk, files, threads, memory mappings and page tables. A warning tells of a run
-that may have evaded its memory limit.
+The limits are those on time, output, disk, files, threads, memory mappings and page tables. If a run may have evaded
+its memory limit, the executor logs a warning.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
 space every few milliseconds, with a single system call. A slot's directory is measured as soon as so much space is gone
@@ -121,7 +121,7 @@ def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
 
 
 def _mapped_files(thread: str, within: str) -> set[int]:
-    """Find the inodes of mapped deleted files that lay in a folder of this name, wherever it is mounted.
+    """Find the inodes of mapped deleted files whose path contains `within`, wherever the folder is mounted.
 
     Device numbers can't be compared: some file systems report other numbers in /proc than to stat(2).
     """
@@ -195,7 +195,8 @@ class DiskWatch:
         limits: Limits of a run, of which `disk_mb` and `max_files` are read.
         root: The folder that contains all slots' directories.
         evict: Ends an idle session, given its slot.
-        fork_server: Adopts processes that have lost their parent, if code may start programs; else None.
+        fork_server: If code may start programs, the fork server, which adopts processes that have lost their parent;
+            else None.
     """
 
     def __init__(
@@ -288,8 +289,8 @@ class DiskWatch:
         """Collect the deleted files of all processes of a run.
 
         If code may start programs, the fork server adopts each process whose parent has ended. The user of such a
-        process shows to which run it belongs. If runs have no users of their own, only the folder in which its deleted
-        files lay shows this; a process that hides its files is then killed.
+        process shows to which run it belongs. If runs have no users of their own, only the folder in which the
+        process's deleted files lay shows it; therefore, a process that hides its files is killed.
 
         Raises:
             HiddenFilesError: Code may start programs, and a process of the run has made its open files unreadable.

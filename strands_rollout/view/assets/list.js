@@ -38,7 +38,8 @@ function nameOf(row) { return "#" + (row.index ?? row.position); }
 
 function runBadge(row) { return state.runs.length ? [make("span", `badge run run${row.run}`, state.runs[row.run])] : []; }
 
-// Return "right" or "wrong" by the reward's accuracy; without accuracy, a reward above 0 is right; "dim" without a reward.
+// Return "right" or "wrong" by the reward's accuracy. Without an accuracy, a reward above 0 is right; without a reward,
+// return "dim".
 function toneOf(row) {
   if (row.right !== null) return row.right > 0 ? "right" : "wrong";
   return row.reward === null ? "dim" : row.reward > 0 ? "right" : "wrong";

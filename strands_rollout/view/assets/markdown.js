@@ -15,7 +15,7 @@ const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecomma
 const TEMML_OPTIONS = { trust: false, maxExpand: 200, maxSize: [30, 300], errorColor: "currentColor" };
 
 const markdown = libraries.MarkdownIt({ html: false, linkify: false, maxNesting: MAX_NESTING });
-// off, because both hide characters: link definitions disappear, entities are replaced
+// link definitions and entities stay raw, because parsing hides them: it removes the former and replaces the latter
 markdown.disable(["reference", "entity"]);
 markdown.normalizeLink = (address) => address;
 markdown.block.ruler.before("code", "formula_block", formulaBlock, { alt: ["paragraph", "blockquote", "list"] });

@@ -425,10 +425,10 @@ def families_table() -> str:
         tag = getattr(parser, "open_reasoning", "").replace("|", "\\|")
         reasoning = f"`{tag}`{', which the prompt opens' if facts['opens_reasoning'] else ''}" if tag else "a channel"
         several = "yes" if rules["several calls"].found == "append-only" else "each result rendered as after one call"
-        exact = f"{played['contexts']} contexts" if rules["random episodes"].status == "ok" else "**no**"
+        exact = f"all {played['contexts']}" if rules["random episodes"].status == "ok" else "**no**"
         name = _MODELS.get(family, f"`{family}`")
         rows.append([name, f"`{facts['tool_parser']}`", exact, "; ".join(notes), reasoning, several])
-    head = ["family", "`tool_parser`", f"identical in {_EPISODES} episodes", "template", "reasoning", "parallel calls"]
+    head = ["family", "`tool_parser`", "identical contexts", "template", "reasoning", "parallel calls"]
     return table(head, rows)
 
 

@@ -2,8 +2,8 @@
 # Trains one of slime's models as a Strands agent that solves math with code: GRPO on dapo-math-17k in slime.
 #   MODEL=qwen3.5-4B bash scripts/train.sh               the same GPUs generate and train in turns; evaluated on AIME 2024
 #   MODEL=qwen3.5-4B bash scripts/train.sh async         some GPUs generate all the time, the others train
-# MODEL is a row of launch/models.sh, which has the sizes; for another model, set the sizes. Run the script again to resume from the
-# last checkpoint. --help lists all settings.
+# MODEL names a row of launch/models.sh, which has the model's defaults; for a model without a row, set these values. Run the script
+# again to resume from the last checkpoint. --help lists all settings.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sizes for slime's models, by the names of slime's files in scripts/models. Each row names the file in slime's repository that its
-# numbers are from; docs/training-models.md, "Numbers that are not slime's", has the exceptions.
+# A row of defaults for each of slime's models; its name is that of slime's file in scripts/models. Each row names the file in
+# slime's repository that its numbers are from; docs/training-models.md, "Numbers that are not slime's", has the exceptions.
 
 # The values of a row become the defaults of the settings; `row` describes them.
 _model_keys="hub source nodes gpus gpu_gb tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"

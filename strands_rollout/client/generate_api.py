@@ -173,7 +173,7 @@ class GenerateRequest:
             raise TrajectoryError("the prompt has no input ids: expected at least one")
         for name in extra or ():
             if name in _OWN_FIELDS:
-                raise ConfigError(f"extra[{name!r}] is set by the client itself; pass it as an argument of generate()")
+                raise ConfigError(f"extra[{name!r}] can't be sent: use the argument {name} of generate() instead")
             if name in _FORBIDDEN_FIELDS:
                 raise ConfigError(f"extra[{name!r}] can't be sent: {_FORBIDDEN_FIELDS[name]}")
         fields = {"sampling_params": dict(sampling_params), "return_logprob": return_logprob, **(extra or {})}

@@ -216,7 +216,7 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
-        # if two threads get here, one of the two executors is dropped without being closed: it has not started
+        # two threads may both make an executor here; the one that is not kept needs no `aclose`: it was never started
         return _shared.setdefault(key, make_executor(setting))
     return _shared[key]
 

@@ -181,9 +181,9 @@ def find_repository() -> Path:
 class Finding:
     """The result of a check.
 
-    "error": a run would fail, or train on something other than intended. "warning": a run may fail or train on
-    something else, or something is missing that only some runs need. "skipped": nothing was checked, or the problem
-    does not matter on this machine or for the requested isolation.
+    Its status is "error" if a run would fail, or train on something other than intended; "warning" if a run may fail or
+    train on something else, or if something is missing that only some runs need; "skipped" if nothing was checked, or
+    if the problem does not matter on this machine or for the requested isolation; and "ok" otherwise.
     """
 
     name: str  # the checked part, such as "disk: checkpoints"
@@ -220,7 +220,7 @@ def count_of(number: float, noun: str) -> str:
 
 
 def skipped(name: str, found: str) -> Finding:
-    """Return a finding for something that was not checked."""
+    """Return a finding for something that was not checked, or whose absence does not matter here."""
     return Finding(name, "skipped", found)
 
 

@@ -1,8 +1,11 @@
-"""`drift` encodes the text of a dump's episodes again; `replay` samples the turns of one episode again.
+"""The commands `drift` and `replay`, which check the recorded tokens of a dump.
 
-A replay requests each turn with exactly the recorded tokens before it, tool results included. No tool runs and no
-template is needed, and a turn that differs does not affect later turns. A replay also compares logprobs;
-`drift` also compares each context with the chat template's rendering.
+`drift` encodes the text of the dump's episodes again, and counts the tokens that change. It also compares each context
+with the chat template's rendering.
+
+`replay` samples the turns of one episode again, and compares their tokens and logprobs with the recorded ones. The
+request of each turn has exactly the recorded tokens before the turn, including tool results. Therefore no tool runs,
+no template is needed, and a turn that differs does not affect later turns.
 """
 
 from __future__ import annotations

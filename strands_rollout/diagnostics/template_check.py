@@ -101,7 +101,8 @@ def read_template(file_or_name: Path) -> str:
         return file_or_name.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(
-            f"got the template {file_or_name}: {e}; expected a UTF-8 file, or one of {', '.join(SHIPPED_TEMPLATES)}"
+            f"can't read the template {file_or_name}: {e}; expected a UTF-8 file, or a template of this package: "
+            f"{', '.join(SHIPPED_TEMPLATES)}"
         ) from e
 
 
@@ -530,7 +531,7 @@ def _play_random_episodes(
         if finding.status == "error":
             return _add_history(finding, episode, seed)
         contexts, unread = contexts + len(episode.contexts), unread or episode.unread
-    found = f"{len(seeds)} played (seed {seeds.start}): {contexts:,} contexts equal the template's, token by token"
+    found = f"{len(seeds)} played (seed {seeds.start}): all {contexts:,} contexts equal the template's, token by token"
     limits = [f"; played without {name}: {shorten(reason, 160)}" for name, reason in refused.items()]
     limits += [f"; {shorten(unread, 300)}; shorter calls were played"] if unread else []
     facts = {"count": len(seeds), "seed": seeds.start, "contexts": contexts, "without": [*refused]}

@@ -43,11 +43,11 @@ class EngineSettings:
     Attributes:
         model_dir: A Qwen3 folder in Hugging Face layout.
         served_model_name: The model's name at /v1/models; None for the path of `model_dir`, as in SGLang. After an
-            update of the weights, the path of their folder is the name.
+            update of the weights, the name is the path of the new weights' folder.
         context_length: Maximum tokens of prompt plus output; None for the model config's value.
         max_running_requests: Maximum generations that decode together; further generations are queued.
-        prefill_chunk_tokens: Maximum prompt tokens in one forward pass. Between two decode steps, fewer than twice as
-            many prompt tokens are computed.
+        prefill_chunk_tokens: Maximum prompt tokens in one forward pass. Between two decode steps, several such passes
+            may run; together they compute fewer than twice this number of prompt tokens.
         prefix_cache_mb: Maximum size of the prefix cache in MB (10**6 bytes).
         random_seed: Seed of generations without a sampling_seed, so that the same requests in the same order get the
             same tokens; None for a random seed.

@@ -384,7 +384,7 @@ class Scheduler:
         self._finish(self._remove(row), finish)
 
     def _remove(self, row: int) -> InFlightGeneration:
-        """Remove a generation, with its output, from the batch."""
+        """Remove a row from the batch; return its generation, which then has the row's output."""
         generation = self._batch.generations[row]
         moved = self._batch.leave(row)
         if moved != row:

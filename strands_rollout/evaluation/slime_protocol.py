@@ -157,15 +157,15 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     positions = model_positions(model) if model else None
     if positions and prompt_tokens >= positions:
         raise ConfigError(
-            f"a prompt of {prompt_tokens} tokens leaves none of the model's {positions} positions for a response. "
-            "Allow shorter prompts: lower MAX_CONTEXT_LEN minus MAX_RESPONSE_LEN (--prompt-room), or extend "
-            "the model's context"
+            f"a prompt may have {prompt_tokens} tokens, which leaves none of the model's {positions} positions for a "
+            "response. Lower this limit (--prompt-room; the scripts set it to MAX_CONTEXT_LEN - MAX_RESPONSE_LEN), or "
+            "extend the model's context"
         )
     if positions and longest + prompt_tokens > positions:
         raise ConfigError(
             f"a response of {longest} tokens and a prompt of {prompt_tokens} need {longest + prompt_tokens} positions; "
-            f"the model has {positions}. Set EVAL_MAX_RESPONSE_LEN={positions - prompt_tokens}, which marks the "
-            "numbers as modified, or extend the model's context"
+            f"the model has {positions}. Set EVAL_MAX_RESPONSE_LEN={positions - prompt_tokens}, which adds +modified "
+            "to the protocol's name in the results, or extend the model's context"
         )
     return longest + prompt_tokens
 

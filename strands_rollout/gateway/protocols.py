@@ -248,14 +248,14 @@ def _first_difference(one: bytes, other: bytes) -> int:
 
 @dataclass(slots=True)
 class _ReadItems:
-    """The items of a request and their conversion to messages.
+    """The items of a request, and the system texts and messages that they were converted to.
 
     Attributes:
         items: The request's items.
-        pieces: The pieces of each item.
-        system: Texts of the system messages that come before any other message.
-        messages: The messages, made of the other pieces.
-        last: Role of the last piece among `messages`.
+        pieces: For each item, the pieces that it was converted to.
+        system: Texts of the system pieces that come before the first piece of another role.
+        messages: Messages of all other pieces.
+        last: Role of the piece that was added to `messages` last; "" if there is none.
     """
 
     items: Sequence[Item]

@@ -52,7 +52,7 @@ class Comparison:
     """The result of a comparison.
 
     Attributes:
-        equal: The verdict.
+        equal: True if the answer counts as equal to the label.
         method: The rule that decided: "exact" (the same text or notation), "number" (both are numbers), "words"
             (both are words, dates or numbers in words; or both are times of day), "unit" (different units),
             "algebra" (the values of formulas, sets or relations), "algebra_refused" (a value too large or too small

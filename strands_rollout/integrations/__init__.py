@@ -1,1 +1,1 @@
-"""Samples and sessions for other trainers and tools, none of which this package requires."""
+"""Conversion of samples for other trainers and tools (all optional), and a server of gateway sessions over HTTP."""

@@ -124,7 +124,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
-    """Return the raw rows, each with the number of its line or, in formats without lines, with its own number."""
+    """Return the raw rows, each with its line number or, for Parquet, JSON and hub data sets, its row number from 1."""
     if path.suffix == ".csv":
         return _csv_rows(path)
     if path.suffix in _TABLE_SUFFIXES or is_hub_name(path):

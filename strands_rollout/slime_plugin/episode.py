@@ -312,7 +312,7 @@ def _choose_player(
     self_timed_tools: Sequence[str],
     journal: EpisodeJournal | None,
 ) -> EpisodeRun:
-    """Return a run of the player that the settings name: an environment, a program, or an agent in this process."""
+    """Choose what plays the episode (an environment, a program, or an agent in this process); return its run."""
     settings, task, resume = job.settings, context.task, job.start.resume
     progress = resume.progress if resume else None
     may_replay = settings.resumable == "replay"

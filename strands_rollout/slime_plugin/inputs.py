@@ -414,7 +414,7 @@ def _read_text(content: object, position: int, separator: str) -> str:
     if all(isinstance(part, Mapping) and "text" in part for part in parts):
         return separator.join(str(part["text"]) for part in parts)
     raise PromptError(
-        f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a "
+        f"got the content {content!r:.200} at position {position} of the chat; expected a string, or a "
         'list of {"type": "text", "text": ...} parts, and from a user also {"type": "image", "image": ...}'
     )
 

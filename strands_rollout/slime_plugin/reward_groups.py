@@ -549,7 +549,7 @@ def _add_failed(
         groups: The counts of this job.
         number: The episode's number.
         sample: A sample of the group.
-        why: The reason.
+        why: The reason, for the error's message.
         size: Samples of a group; None for slime's `n_samples_per_prompt`.
 
     Raises:

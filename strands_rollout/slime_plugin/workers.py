@@ -205,7 +205,8 @@ class _EpisodeJob:
         if self.done is None or self.done.done():  # not `is_over`, which does not narrow the type
             return
         if isinstance(outcome, RolloutError):
-            self.done.set_exception(copy.copy(outcome))  # a copy, since each raise extends the traceback
+            # a copy, since several callers may raise the same error, and each raise would extend its traceback
+            self.done.set_exception(copy.copy(outcome))
         else:
             self.done.set_result(outcome)
 

@@ -83,7 +83,7 @@ async def test_generate_never_sends_id_outside_vocabulary(ids: list[Any], words:
     [
         (PARAMS, {"logprob_start_len": 0}, "input logprobs forbid the prefix cache"),
         (PARAMS, {"stream": True}, "answers are read whole"),
-        (PARAMS, {"rid": "x"}, "set by the client itself"),
+        (PARAMS, {"rid": "x"}, "use the argument rid of generate"),
         ({"temperature": object()}, None, "sampling_params or extra can't be written as JSON"),
     ],
 )

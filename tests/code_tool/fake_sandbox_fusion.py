@@ -26,10 +26,12 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Answer to a request instead of a run.
+    """What the server does with a request instead of running the code.
 
-    `answer`: this response. `reset`: a closed connection. `hang`: no response. `sandbox_error`: a 200 with the server's
-    error, which quotes the code. `no_python`: a run by a shell that finds no Python.
+    Attributes:
+        kind: "answer" sends a response with `code`, `body` and `headers`. "reset" closes the connection. "hang" answers
+            after a minute. "sandbox_error" sends a 200 with the server's error, which quotes the code. "no_python" runs
+            the code in a shell that finds no Python.
     """
 
     kind: Literal["answer", "reset", "hang", "sandbox_error", "no_python"] = "answer"

@@ -100,7 +100,7 @@ def test_check_template_command_exit_codes(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", str(file), "--json"])
     by_name = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", "hermes_tools"])
     unknown = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", "no_tools"])
-    assert (by_name.exit_code, "or one of deepseek_r1_tools, " in str(unknown.exception)) == (0, True)
+    assert (by_name.exit_code, "package: deepseek_r1_tools, " in str(unknown.exception)) == (0, True)
     file.write_bytes(b"\xff")
     binary = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--chat-template", str(file)])
     assert "expected a UTF-8 file" in str(binary.exception)

@@ -154,7 +154,7 @@ def test_to_episode_prompt_ignores_empty_keys_of_parts() -> None:
     image, text = to_episode_prompt([{"role": "user", "content": parts}], None, None).messages[0]["content"]
     assert ("image" in image, text) == (True, {"text": "x"})
     for role in ("system", "user"):
-        with pytest.raises(PromptError, match="got content of type list at position 0 .* expected"):
+        with pytest.raises(PromptError, match=r"got the content \[.* at position 0 .* expected"):
             to_episode_prompt(
                 [{"role": role, "content": [parts[1], {"type": "text", "text": None}]}, QUESTION], None, None
             )
@@ -190,7 +190,7 @@ async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: 
             [QUESTION, {"role": "assistant", "tool_calls": [{"name": "", "arguments": {}}]}, QUESTION],
             "got the tool call .* at position 1",
         ),
-        ([QUESTION, {"role": "assistant", "content": None}, QUESTION], "got content of type NoneType at position 1"),
+        ([QUESTION, {"role": "assistant", "content": None}, QUESTION], "got the content None at position 1"),
         (
             [QUESTION, {"role": "assistant", "content": "", "reasoning_content": 7}],
             "got 7 as reasoning_content at position 1",

@@ -337,7 +337,7 @@ _O_PATH: Final[int] = getattr(os, "O_PATH", 0)  # only Linux has it
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock's interface; 0 if the kernel has none or refuses its use."""
+    """Return the kernel's Landlock ABI version; 0 if Landlock is missing, disabled, or blocked for this process."""
     try:
         return syscall(_CREATE_RULESET, 0, 0, _QUERY_VERSION)
     except OSError:

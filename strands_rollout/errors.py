@@ -47,7 +47,8 @@ class UnsendableTextError(TrajectoryError):
     SGLang fails on such a prompt or never answers it; slime's trainer fails on such a turn.
 
     Attributes:
-        is_sampled: True if the policy sampled the placeholder in the failing turn; then the prompt is not the cause.
+        is_sampled: True if the policy sampled the placeholder's token in the failing turn; then the prompt is not the
+            cause.
     """
 
     def __init__(self, message: str, *, is_sampled: bool = False) -> None:

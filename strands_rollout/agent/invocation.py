@@ -240,7 +240,10 @@ def can_run_directly(agent: Agent) -> bool:
 
 
 def _has_no_observers(agent: Agent) -> bool:
-    """Return True if no callback handler, and no middleware except `DirectLoop`'s, observes the agent."""
+    """Return True if nothing observes model calls or the invocation: no callback handler, no other middleware.
+
+    `DirectLoop`'s own middleware and middleware of tool calls are allowed.
+    """
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
     has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return has_only_own_middleware and agent.callback_handler is null_callback_handler

@@ -130,8 +130,8 @@ def drift(
     show: Annotated[
         int,
         typer.Option(
-            help="Number of episodes to list, sorted by tokens that differ from the template, then by off-policy "
-            "tokens.",
+            help="Number of episodes to list: those with the most tokens that differ from the template, then those "
+            "with the most off-policy tokens.",
             min=0,
         ),
     ] = 10,

@@ -160,7 +160,7 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Return whether the text from `start` ends in the line after an "Answer:", or in a line that states the answer."""
+    """Return whether the text from `start` ends in the text after an "Answer:", or in a line with the answer."""
     labels = list(ANSWER_LABEL.finditer(text, start))
     if labels and "\n" not in text[labels[-1].end() :]:
         return True

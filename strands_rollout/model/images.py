@@ -313,15 +313,15 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
         if other and other in text:
             raise UnsendableTextError(
-                f"got the text {other!r} in a conversation with images; expected no such text: SGLang would look for a "
-                "video or sound, and fail. The text is from a prompt, a tool or the policy"
+                f"got the text {other!r} in a conversation with images; expected none: SGLang takes it for a missing "
+                "video or sound, and fails. A prompt, a tool or the policy wrote it"
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
             f"got the text {token!r} {count} times in a conversation with {len(images)} images; expected it once for "
-            "each image: SGLang never answers if the text occurs more often. The additional text is from a prompt, a "
-            "tool or the policy"
+            "each: SGLang takes each additional one for a missing image, and never answers. A prompt, a tool or the "
+            "policy wrote it"
         )
     return found
 

@@ -389,8 +389,8 @@ class SGLangModel(Model):
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
         """If the tool-call format needs schemas, bind the conversation's parser to those of `tool_specs`.
 
-        Do nothing if the conversation already has a parser, or if there are no tools.
-        Resumed turns, which were parsed without schemas, are then parsed again.
+        Resumed turns, which were parsed without schemas, are then parsed again. Do nothing if the conversation already
+        has a parser, or if there are no tools.
         """
         if conversation.parser is not None or not tool_specs:
             return

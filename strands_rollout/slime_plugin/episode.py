@@ -383,7 +383,10 @@ def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """Return the tools in the order of the settings, with `code_tool` in place of the code tool's path."""
+    """Return the tools in the order of the settings, with `code_tool` in place of the code tool's path.
+
+    `code_tool` is None if the settings lack the code tool.
+    """
     tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])

@@ -132,7 +132,7 @@ async def user_reward(
 async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
     """Run the block within a time limit; if there is a judge, first wait for one of its `max_concurrency` slots.
 
-    The time limit does not include this wait.
+    The wait has no time limit, and the limit of the block does not include it.
 
     Raises:
         EnvironmentFaultError: There is a judge, and the block took too long.

@@ -95,8 +95,8 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Returns:
         A reward for each sample, in lists nested as the samples are. A reward is a dict with these keys:
 
-        - `score`: the setting `correct`, or the setting `wrong`, to which `tool_shaping` may add; or the score of the
-          user's reward, of the environment or of slime's example.
+        - `score`: the setting `correct`, or the setting `wrong`, which `tool_shaping` may raise or lower; or the score
+          of the user's reward, of the environment or of slime's example.
         - `acc`: 1.0 or 0.0, or the `acc` of the user's reward or of the environment.
         - `pred`: the answer as written; "" if there is none.
         - `label`: the row's label as text.

@@ -176,7 +176,7 @@ class Run:
     measured: list[dict[Step, Figures]] = field(default_factory=list)
 
     def plan(self, number: int) -> Iterator[Step]:
-        """Yield the steps of a round; comparable steps follow each other, and each round starts with another one."""
+        """Yield the steps of a round; comparable steps follow each other, beginning with another in each round."""
         rows = [row for row in self.rows if number < (row.rounds or self.rounds)]
         steps = dict.fromkeys(step for row in rows for step in row.steps)
         possible = (step for step in steps if step not in self.skipped)

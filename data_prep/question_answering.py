@@ -139,7 +139,6 @@ def _names(only: str | None) -> frozenset[str]:
 
 
 def _rows(source: Any, only: frozenset[str], request: Request, counts: Counter[str]) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - a datasets.Dataset
-    """Yield the rows to write; count those that are left out."""
     seen = {_key(text) for path in request.against for text in problems_in(path) if text}
     others = set(seen)
     names = [name for name in (*_COLUMNS, *_KEPT) if name in source.column_names]
@@ -167,7 +166,6 @@ def _text(value: object) -> str:
 
 
 def _answers(value: object) -> list[str]:
-    """Return the different answers of a row; a text is one answer."""
     values = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return list(dict.fromkeys(filter(None, map(_text, values))))
 

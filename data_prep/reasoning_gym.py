@@ -72,7 +72,6 @@ def command(
 
 
 def _options_by_task(names: list[str], options: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each task; refuse unknown tasks and options of other tasks."""
     factory = _import_factory()
     unknown = [name for name in names if name not in factory.DATASETS]
     if unknown or not names:
@@ -91,12 +90,7 @@ def _options_by_task(names: list[str], options: list[str]) -> dict[str, dict[str
 
 
 def _draw_rows(name: str, count: int, seed: int, level: int | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `count` rows of a task, with different questions.
-
-    Raises:
-        ConfigError: The task has no curriculum or refuses an option, or its rows can't be stored as JSON.
-        PreparationError: Fewer than `count` different questions were drawn in `_MAX_TRIES_PER_ROW` tries per row.
-    """
+    """Return `count` rows of a task, with different questions."""
     entries = _draw_entries(name, count * _MAX_TRIES_PER_ROW, seed, level, options)
     rows: dict[str, dict[str, Any]] = {}
     for entry in entries:

@@ -1,7 +1,4 @@
-"""asyncio helpers: a cache per event loop, tasks, event-loop admission, and work that runs once per process.
-
-Importing this module needs no running event loop.
-"""
+"""asyncio helpers: a cache per event loop, tasks, event-loop admission, and work that runs once per process."""
 
 import asyncio
 import sys
@@ -107,7 +104,6 @@ async def admit_to_loop() -> None:
 
 
 def _admit_next(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the caller that has waited longest continue in the next pass of the loop."""
     waiting = _WAITING[loop]
     while waiting:
         admission = waiting.popleft()

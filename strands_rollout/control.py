@@ -184,11 +184,6 @@ class Deadline:
         return self._timeout.expired()
 
     def _abort(self) -> None:
-        """End the block: at once, or at most `engine_grace_s` later if the model has a request in flight.
-
-        In the second case, the engine is asked to stop generating. Nothing happens if this deadline has cancelled the
-        block already.
-        """
         if self._timeout.expired():
             return
         self.was_aborted = True

@@ -1,7 +1,4 @@
-"""Turn SystemExit and similar exceptions of a user's code into ordinary errors, which don't end an event loop.
-
-Also here: `function_name` returns the name of a callable for messages.
-"""
+"""Turn SystemExit and similar exceptions of a user's code into ordinary errors, which don't end an event loop."""
 
 import asyncio
 import functools

@@ -129,7 +129,7 @@ def _import_dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
 
 
 def _import_module(module_path: str, path: str) -> ModuleType | None:
-    """Import a module; return None if it does not exist, and raise ToolError if it exists but its import fails."""
+    """Import a module; return None if it does not exist."""
     try:
         with exits_as_errors(f"importing {module_path!r}"):
             return importlib.import_module(module_path)
@@ -140,7 +140,6 @@ def _import_module(module_path: str, path: str) -> ModuleType | None:
 
 
 def _import_error(path: str, module: str, error: Exception) -> ToolError:
-    """Return the error for a module that exists but whose import raised `error`."""
     if isinstance(error, ToolError) and error.__cause__ is not None:  # from `exits_as_errors`: sys.exit() was called
         return ToolError(f"can't load {path!r}: importing {module!r} raised {error.__cause__!r}")
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
@@ -154,7 +153,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
 
 
 def _import_file(name: str, path: str) -> ModuleType:
-    """Import a Python file, once per process; `path` is the path that messages show, with the attribute if any."""
+    """Import a Python file; `path` is the path that messages show, with the attribute if any."""
     candidates = _candidates(name)
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
@@ -196,12 +195,10 @@ def _import_resolved(file: Path) -> ModuleType:
 
 
 def _candidates(file: str) -> list[Path]:
-    """Return the paths of a file in all searched folders."""
     return list(dict.fromkeys(folder / Path(file).expanduser() for folder in [*_folders, Path.cwd()]))
 
 
 def _suggest_module(name: str, package: ModuleType | None) -> str:
-    """Return a hint for a missing module: the closest name, else the searched folders."""
     folders = [str(folder) for folder in _candidates("")] if package is None else list(getattr(package, "__path__", ()))
     if close := difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1):
         return f"; did you mean {close[0]!r}?"
@@ -209,7 +206,6 @@ def _suggest_module(name: str, package: ModuleType | None) -> str:
 
 
 _EXTRAS: Final = {"strands_tools": "tools", "verifiers": "verifiers"}
-"""The extra of this package that installs a module, by the module's name."""
 
 
 def _install_hint(module: str) -> str:

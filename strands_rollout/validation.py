@@ -81,7 +81,6 @@ def expectation(fault: ErrorDetails) -> str:
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
-    """Return the innermost model on a path of keys."""
     for name in path:  # keys of mappings and indices of lists are not fields
         if name in model.model_fields:
             model = next(_models_in(model.model_fields[name].annotation), model)
@@ -89,7 +88,6 @@ def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the models in a type annotation."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         yield annotation
     for part in get_args(annotation):

@@ -122,7 +122,6 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
 
 
 def _call_stack(frame: FrameType | None) -> list[FrameType]:
-    """Return a frame and its callers, the innermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -145,7 +144,6 @@ def _describe_frame(frame: FrameType) -> str:
 
 
 def _cpu_s(thread: int) -> float:
-    """Return the processor seconds of a thread; 0 if the thread has ended or the system doesn't report them."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     with suppress(OSError):  # the thread has ended
         return 0.0 if clock_of is None else time.clock_gettime(clock_of(thread))
@@ -153,8 +151,7 @@ def _cpu_s(thread: int) -> float:
 
 
 def _is_runnable(native_thread: int) -> bool:
-    """Return True if a thread runs or waits for a processor; False if the system doesn't report it."""
     with suppress(OSError):
         stat = Path(f"/proc/self/task/{native_thread}/stat").read_text(encoding="ascii", errors="replace")
-        return stat.rpartition(")")[2].split()[0] == "R"
+        return stat.rpartition(")")[2].split()[0] == "R"  # it runs, or waits for a processor
     return False

@@ -164,7 +164,6 @@ class _Search:
             raise PreparationError(f"{path} has no problem to compare with; prepare this file again, or name another")
 
     def add_row(self, line: int, problem: str, words: list[str]) -> None:
-        """Record the runs of words that a row shares with the file."""
         joined_words = " ".join(words)
         common = [run for run in self._runs_of(words) if run in self._runs]
         if not common and joined_words not in self._problems:
@@ -175,7 +174,6 @@ class _Search:
             self._rows_by_run.update(common)
 
     def finding(self) -> Finding:
-        """Return the counts, and the rows that share more than stock phrases with a problem."""
         overlaps = []
         for line, problem, joined_words, common in self._candidates:
             match = (joined_words, joined_words) if joined_words in self._problems else self._match(common)
@@ -207,7 +205,6 @@ class _Search:
         return self._rows_by_run[run] > STOCK_PHRASE_ROWS
 
     def _runs_of(self, words: list[str]) -> Iterable[str]:
-        """Return the different runs of words, in order."""
         length = self._ngram_words
         return dict.fromkeys(" ".join(words[start : start + length]) for start in range(len(words) - length + 1))
 

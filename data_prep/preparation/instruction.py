@@ -56,7 +56,7 @@ _AFTER_HASHES: Final = rf"{_STEP_BY_STEP}{_WRITE_VERBS}\s+after\s+{_QUOTE}\#{{4}
 KINDS: Final = ("answer_line", "boxed", "hashes")
 """Answer forms that an instruction may ask for."""
 
-_MAX_SENTENCE_CHARS: Final = 600  # maximum characters of an instruction's sentence
+_MAX_SENTENCE_CHARS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,6 @@ class _Sentence:
     end: re.Pattern[str]
 
     def remove_from(self, text: str) -> str:
-        """Return the text without the instruction at its beginning or end; the same text if neither has it."""
         if self.needle not in text.lower():
             return text
         beginning = self.beginning.match(text)

@@ -74,11 +74,7 @@ def normalize(value: object) -> str:
 
 
 def _as_stored(value: object) -> object:
-    """Return a value as it was stored, a whole float as an int: 42.0 was 42.
-
-    Raises:
-        RowError: The value is not what was stored: it was read as a date or time, or as a float too large to be exact.
-    """
+    """Return a value as it was stored, a whole float as an int: 42.0 was 42."""
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         raise RowError(f"label: got {str(value)!r}, which was read as a date or time; store the labels as text")
     if not isinstance(value, float) or not value.is_integer():

@@ -98,7 +98,6 @@ def arguments_of(request: Request) -> dict[str, Any]:
 
 
 def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of a data file that was made with these arguments and is unchanged; else None."""
     try:
         manifest = json.loads(request.manifest_file.read_bytes())
     except (OSError, ValueError):
@@ -126,9 +125,8 @@ def _survey_rows(source: Source, columns: Columns) -> tuple[Survey, list[dict[st
 
 
 def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
-    """Write each rejected row with its reason; if there are none, remove an earlier run's file."""
     if not choice.rejections:
-        request.rejected_file.unlink(missing_ok=True)
+        request.rejected_file.unlink(missing_ok=True)  # an earlier run's file
         return
     rows = source.rows.select([rejection.row for rejection in choice.rejections])
     with atomic_write(request.rejected_file) as file:
@@ -147,7 +145,6 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
 
 
 def _check_rejections(choice: Choice, request: Request) -> None:
-    """Raise PreparationError if no row can be used, or if too many rows were rejected."""
     rejected = sum(rejection.times for rejection in choice.rejections)
     different_rows = len(choice.kept) + rejected  # all rows except duplicates
     if not choice.kept:
@@ -165,7 +162,6 @@ def _check_rejections(choice: Choice, request: Request) -> None:
 
 
 def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
-    """Compare the rows that may be written with the evaluation files that exist; return the findings."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()
@@ -234,7 +230,6 @@ def _counts(survey: Survey, choice: Choice, request: Request) -> dict[str, Any]:
 
 
 def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[str, Any]:
-    """Return the manifest's entries about rows that share words with evaluation problems."""
     return {
         "ngram_words": request.ngram_words,
         "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),

@@ -94,7 +94,6 @@ def column_of(names: Container[str], path: str) -> str:
 
 
 def _find(names: Sequence[str], role: str, requested: str | None, known: Sequence[str]) -> str:
-    """Return the requested column, or the column with the first known name; raise PreparationError if it is missing."""
     if requested is not None and requested in names:
         return requested
     by_lower_name = {name.lower(): name for name in reversed(names)}
@@ -109,7 +108,6 @@ def _find(names: Sequence[str], role: str, requested: str | None, known: Sequenc
 
 
 def _paths(features: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all columns, each followed by the dotted names of its fields if it is a struct."""
     for name, feature in features.items():
         yield prefix + name
         if isinstance(feature, Mapping):

@@ -30,8 +30,7 @@ from strands_rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
-# maximum levels of nested lists and mappings in a score; `copy.deepcopy` of a sample with a much deeper score would
-# exceed Python's recursion limit
+# `copy.deepcopy` of a sample with a much deeper score would exceed Python's recursion limit
 _MAX_SCORE_DEPTH: Final = 20
 
 
@@ -74,11 +73,7 @@ class Task:
 
 @dataclass(slots=True)
 class _TaskScope:
-    """The task of a running episode, as the value of a context variable.
-
-    When the episode ends, `task` is set to None: otherwise, timers and idle connections, whose copies of the context
-    still refer to this object, would keep the task in memory.
-    """
+    """Holds an episode's task until the episode ends: timers and idle connections may keep this object longer."""
 
     task: Task | None
 
@@ -325,7 +320,7 @@ def _depth(value: object) -> int:
 
 
 def _short_repr(given: object) -> str:
-    """Return the repr of a user's value, cut to 6 levels and 200 characters; works even if `__repr__` raises."""
+    """Return a repr of at most 200 characters, even if the value's `__repr__` raises."""
     return f"{_SHORT_REPR.repr(given):.200}"
 
 
@@ -397,7 +392,7 @@ def _environment_tools(environment: object) -> list[object]:
 
 
 async def _close(what: str, resource: AbstractAsyncContextManager[Any], context: EpisodeContext) -> None:
-    """Exit a resource in the task that entered it, as anyio's cancel scopes require; if the exit fails, log why."""
+    """Exit a resource in the task that entered it, as anyio's cancel scopes require."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             with exits_as_errors(function_name(resource.__aexit__)):

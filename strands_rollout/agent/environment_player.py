@@ -99,16 +99,12 @@ class EnvironmentRun(EpisodeRun):
     async def _play(self) -> Ending:
         hide_reported_failures()
         self.played = await self._call_play()
-        if self.played.scoring_error is not None:  # treated like an exception of `play`
+        if self.played.scoring_error is not None:
             raise self.played.scoring_error
         return self._end_of_turns()
 
     async def _call_play(self) -> PlayedEpisode:
-        """Call the environment's `play`, and check its result.
-
-        If this call is cancelled or a phase takes too long, `play` is cancelled, and has up to `CLOSE_TIMEOUT_S` for
-        its cleanup.
-        """
+        """Call `play`; after a cancellation or a timeout, it has up to `CLOSE_TIMEOUT_S` for its cleanup."""
         environment, task = self.context.task.environment, self.context.task
         playing = asyncio.ensure_future(
             call_user_code(environment.play, self.model, self.hooks, loop=self.context.loop)
@@ -139,12 +135,11 @@ class EnvironmentRun(EpisodeRun):
         return played
 
     async def _wait_for_phase_change(self, playing: asyncio.Future[PlayedEpisode]) -> None:
-        """Wait until the agent begins or ends its turns, or the environment has ended.
+        """Wait until the agent begins or ends its turns, or the environment ends.
 
         Raises:
             EnvironmentFaultError: The environment takes too long before or after the agent's turns, which is not the
-                policy's fault. In older versions of Strands, also if the agent's turns reach the episode's timeout:
-                these versions can't end the turns without ending the whole environment, so there is no score.
+                policy's fault; or, in older versions of Strands, the turns reach the episode's timeout.
         """
         limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()
@@ -164,11 +159,7 @@ class EnvironmentRun(EpisodeRun):
             )
 
     def _phase_limit_s(self) -> float | None:
-        """Return the time limit of the phase that runs now, in seconds; None for no limit.
-
-        `environment_timeout_s` limits the environment's work before and after the agent's turns. `episode_timeout_s`
-        limits the time before the agent's turns and, in `_AgentHook`, the turns themselves.
-        """
+        """Return the current phase's limit; `_AgentHook` applies `episode_timeout_s` to the agent's turns."""
         if self.agent_hook.is_playing:  # `_AgentHook` can't cut the turns in older versions of Strands
             return None if HAS_MIDDLEWARE else self.control.left_s(self.limits.episode_timeout_s)
         limits = [self.context.timeout_s, self.limits.episode_timeout_s if self.agent_hook.agent is None else None]
@@ -238,17 +229,14 @@ class EnvironmentRun(EpisodeRun):
 
 
 class _AgentHook(HookProvider):
-    """Hook that makes the environment's agent part of the episode, and stores the error of its last model call.
+    """Hook that makes the environment's agent part of the episode.
 
     Attributes:
         agent: The first agent on the episode's model that was invoked; None before the invocation.
         error: The exception of the last model call, or of a hook before it; None if the call succeeded, or before the
             first call.
-        is_playing: True during the agent's invocation, whose time `episode_timeout_s` limits.
-        changed: Set when `is_playing` changes.
-        is_out_of_time: True if the agent's turns were cut at `episode_timeout_s`.
-        engine_fault: The engine's fault when the turns were cut; None if they were not cut, or the engine was not
-            failing then.
+        engine_fault: The engine's fault when the turns were cut at `episode_timeout_s`; None if they were not cut, or
+            the engine was not failing then.
     """
 
     def __init__(self, run: EnvironmentRun) -> None:
@@ -262,11 +250,9 @@ class _AgentHook(HookProvider):
 
     @property
     def phase(self) -> str:
-        """Phrase for messages that says whether the environment is before or after its agent's turns."""
         return "before its agent was asked" if self.agent is None else "after its agent's answer"
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
-        """Called by Strands."""
         registry.add_callback(BeforeInvocationEvent, self._before_invocation)
         registry.add_callback(AfterModelCallEvent, self._after_model_call)
         registry.add_callback(AfterInvocationEvent, self._after_invocation)
@@ -287,7 +273,6 @@ class _AgentHook(HookProvider):
             self.changed.set()
 
     def _join(self, agent: Agent) -> None:
-        """Apply the episode's time limits to the agent, count its tool calls, and bind it to the main conversation."""
         run = self._run
         if HAS_MIDDLEWARE:
             agent.add_middleware(vars(loop)["AgentStreamStage"], self._cut_at_timeout)
@@ -304,11 +289,7 @@ class _AgentHook(HookProvider):
             self.error = None if event.exception is None else original_error(event.exception)
 
     async def _cut_at_timeout(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Middleware that ends the agent's turns at `episode_timeout_s`; the environment still scores these turns.
-
-        Raises:
-            TimeoutError: The time is up.
-        """
+        """End the agent's turns at `episode_timeout_s`, as middleware; the environment still scores these turns."""
         run = self._run
         deadline = asyncio.timeout(run.control.left_s(run.limits.episode_timeout_s))
         try:

@@ -128,7 +128,7 @@ class AgentRun(EpisodeRun):
         own_hooks: list[HookProvider] = [self.watch, self.limiter]
         if setup.journal is not None:
             own_hooks.append(_JournalHook(self, setup.journal))
-        self.loop = DirectLoop(None if self.is_observed else own_hooks)  # None: other hooks may listen, too
+        self.loop = DirectLoop(None if self.is_observed else own_hooks)
         # Strands calls hooks in the order of their registration, or in reverse for events such as AfterToolCallEvent
         self.all_hooks = [*setup.hooks, _HookGroup([*own_hooks, self.loop])]
         self.team: Team | None = None
@@ -163,7 +163,6 @@ class AgentRun(EpisodeRun):
         return agent
 
     def _prepare(self, team: Team) -> None:
-        """Give the episode's history, hooks and limits to its agents, and bind the main agent to its conversation."""
         setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
         self.is_resumable = self.is_single_agent = team.is_single_agent
@@ -235,7 +234,6 @@ class AgentRun(EpisodeRun):
         record.promote(conversations[main])
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending if infrastructure failed in a tool call, which is never the policy's fault; else None."""
         fault = self.stats.infrastructure_error
         return None if fault is None else (reason_of_error(fault), fault)
 
@@ -277,16 +275,12 @@ class AgentRun(EpisodeRun):
 
 
 class _HookGroup(HookProvider):
-    """Several hooks combined into one, to save CPU time.
-
-    `Agent` checks each hook with `isinstance` against a protocol, which takes about 0.3% of an episode's CPU per hook.
-    """
+    """Several hooks in one, since `Agent`'s check of each hook takes about 0.3% of an episode's CPU."""
 
     def __init__(self, members: Sequence[HookProvider]) -> None:
         self._members = members
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
-        """Called by Strands."""
         for member in self._members:
             registry.add_hook(member)
 
@@ -300,7 +294,6 @@ class _JournalHook(HookProvider):
         run.stats.on_call_end = self._call_ended
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
-        """Called by Strands."""
         registry.add_callback(BeforeToolsEvent, self._before_tools)
 
     async def _before_tools(self, event: BeforeToolsEvent) -> None:
@@ -328,10 +321,7 @@ _OWN_ERRORS: Final = frozenset(
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops Strands' log records of agent-loop cycles that failed with an error of `strands_rollout.errors`."""
-
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False to drop the record."""
         # Strands passes the error's class name as the first argument
         name = record.args[0] if isinstance(record.args, tuple) and record.args else None
         return not (record.levelno == logging.ERROR and name in _OWN_ERRORS)

@@ -58,7 +58,7 @@ class DirectInvocation:
         self._agent = agent
         self._state = state
         self._listeners = listeners
-        self._callbacks: dict[type, list[Any]] = {}  # callbacks of the listeners, by class of event
+        self._callbacks: dict[type, list[Any]] = {}
         self._tools = agent.tool_registry.registry
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._only_grew = False
@@ -104,7 +104,6 @@ class DirectInvocation:
         return None
 
     async def _sample(self, specs: list[ToolSpec], *, only_grew: bool = False) -> Answer:
-        """Return the policy's answer to the history; if the agent was cancelled meanwhile, an answer that says so."""
         agent = self._agent
         text, blocks = split_system_prompt(agent.system_prompt_content)
         model = cast("SGLangModel", agent.model)
@@ -138,17 +137,13 @@ class DirectInvocation:
         return "end_turn", last, None
 
     async def _run_calls(self, message: Message, results: list[ToolResult]) -> list[Interrupt]:
-        """Add the results of a turn's calls to `results`; return the interrupts that tools raised.
-
-        The usual turn has one call of a known tool; `_run_any_calls` runs the calls of all other turns.
-        """
+        """Add the results of a turn's calls to `results`; return the interrupts that tools raised."""
         calls = tool_uses(message)
         if len(calls) == 1 and (tool := self._tools.get(calls[0]["name"])) is not None:
             return await self._run_call(tool, calls[0], results)
         return await self._run_any_calls(message, results, None)
 
     async def _run_call(self, tool: AgentTool, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
-        """Add the result of a turn's only call to `results`; return the interrupts that the tool raised."""
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
         await self._notify(before)
@@ -168,12 +163,7 @@ class DirectInvocation:
     async def _run_any_calls(
         self, message: Message, results: list[ToolResult], cycle_trace: Trace | None
     ) -> list[Interrupt]:
-        """Run any calls of a turn, including several calls, calls of unknown tools and calls with invalid names.
-
-        Like `_run_calls`, add the results to `results` and return the interrupts. Calls with invalid names get an error
-        result. If one other call is left and `_find_directly_callable` returns its tool, `_run_call` runs the call;
-        otherwise, Strands' executor runs the calls.
-        """
+        """Like `_run_calls`, for any turn: with several calls, calls of unknown tools or calls with invalid names."""
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
         calls = [call for call in calls if call["toolUseId"] not in invalid]
@@ -214,7 +204,6 @@ class DirectInvocation:
         return "interrupt", message, interrupts
 
     async def _notify(self, event: hooks.BaseHookEvent) -> None:
-        """Call the listeners' callbacks for an event, in Strands' order."""
         callbacks = self._callbacks.get(type(event))
         if callbacks is None:  # found once, because the callbacks of the listeners don't change
             registered = self._agent.hooks.get_callbacks_for(event)
@@ -240,10 +229,7 @@ def can_run_directly(agent: Agent) -> bool:
 
 
 def _has_no_observers(agent: Agent) -> bool:
-    """Return True if nothing observes model calls or the invocation: no callback handler, no other middleware.
-
-    `DirectLoop`'s own middleware and middleware of tool calls are allowed.
-    """
+    """Return True if nothing observes model calls or the invocation; middleware of tool calls is allowed."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
     has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return has_only_own_middleware and agent.callback_handler is null_callback_handler

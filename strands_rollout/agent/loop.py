@@ -108,11 +108,7 @@ class DirectLoop(hooks.HookProvider):
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
-        """Add this loop's middleware once, unless this release of Strands lacks a name that the loop uses.
-
-        This loop's middleware comes after the middleware that hooks add, so that all other middleware sees this loop's
-        events.
-        """
+        """Add this loop's middleware after that of hooks, so that all other middleware sees this loop's events."""
         if not self._is_middleware_added and not missing_loop_names(event.agent):
             self._is_middleware_added = True
             event.agent.add_middleware(AgentStreamStage, self._run_cycles)
@@ -152,7 +148,6 @@ class DirectLoop(hooks.HookProvider):
 
 
 def _has_only_simple_tools(agent: Agent) -> bool:
-    """Return True if each tool of the agent receives only its arguments."""
     return all(isinstance(tool, BoundedTool) and tool.is_simple for tool in agent.tool_registry.registry.values())
 
 

@@ -179,8 +179,6 @@ class GuardedMcpClient(ToolProvider):
     ) -> Callable[[], AbstractAsyncContextManager[Any]]:
         """Return the client's transport with a timeout that `end` can also trigger.
 
-        The timeout raises TimeoutError in the block of the transport.
-
         Strands' client has a timeout of its own, but then waits for its thread to end, while the thread still waits for
         the server's answer.
         """
@@ -251,14 +249,11 @@ class GuardedMcpClient(ToolProvider):
 
 
 class _GuardedTool(WrappedTool):
-    """A server's tool that raises SandboxError when the server is lost."""
-
     def __init__(self, tool: AgentTool, client: GuardedMcpClient, name: str) -> None:
         super().__init__(tool, name)
         self._client = client
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """Yield the tool's events; raise SandboxError if the server no longer answers."""
         try:
             async for event in self._tool.stream(self._inner_use(tool_use), invocation_state, **kwargs):
                 if _is_client_error(getattr(event, "tool_result", event)):
@@ -278,11 +273,7 @@ def _hide_tracebacks() -> Iterator[None]:
 
 
 def _filter_record(record: logging.LogRecord) -> bool:
-    """Drop log records of errors that the episode reports; from records of other connection errors, drop the traceback.
-
-    Returns:
-        False to drop the record.
-    """
+    """Drop records of errors that the episode reports; drop the tracebacks of other connection errors."""
     if record.name == "asyncio":  # the connection's loop ended before Strands' client stopped it
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None

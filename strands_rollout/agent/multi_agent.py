@@ -166,7 +166,6 @@ def multi_agents_in(runner: object) -> Iterator[MultiAgentBase]:
 
 
 def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
-    """Return the agents that these agents use as tools, at any depth."""
     everyone = list(agents)
     for agent in everyone:  # the loop also visits the agents that it appends
         inner = [getattr(tool, "agent", None) for tool in agent.tool_registry.registry.values()]
@@ -175,7 +174,6 @@ def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
 
 
 def _replace_strands_defaults(agent: Agent) -> None:
-    """Replace Strands' defaults: the tool executor by `TurnToolExecutor`, the printing handler by a silent one."""
     if isinstance(agent.callback_handler, PrintingCallbackHandler):
         agent.callback_handler = null_callback_handler
     if type(agent.tool_executor) is ConcurrentToolExecutor:
@@ -201,15 +199,11 @@ def contain_exits(team: Team) -> None:
 
 
 def _replace_method(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:  # noqa: ANN401 - Strands' objects
-    """Replace the method `name` of `owner` by `wrap(method)`; do nothing if it is replaced already or does not exist.
-
-    The wrapper refers to `owner` only weakly: otherwise, a reference cycle would keep both in memory until a garbage
-    collection.
-    """
     method = getattr(owner, name, None)
     if method is None or getattr(method, "contains_exits", False):
         return
     if getattr(method, "__self__", None) is owner:
+        # weakly: a reference cycle would keep the owner in memory until a garbage collection
         function, weak_owner = method.__func__, weakref.ref(owner)
         method = lambda *args, **kwargs: function(weak_owner(), *args, **kwargs)  # noqa: E731 - never shown
     wrapper: Any = wrap(method)
@@ -376,11 +370,7 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 
 @dataclass(slots=True)
 class _ModelsScope:
-    """The models of a running episode, as the value of a context variable.
-
-    When the episode ends, `models` is set to None: otherwise, timers and idle connections, whose copies of the context
-    still refer to this object, would keep the models in memory.
-    """
+    """Holds an episode's models until the episode ends: timers and idle connections may keep this object longer."""
 
     models: AgentModels | None
 
@@ -486,11 +476,7 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
 
 
 async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
-    """Run an action in a thread, since it may block; return its result, and take over the context variables it set.
-
-    The action runs under the lock of tool providers, since it may start or stop them; after `_LOCK_TIMEOUT_S` of
-    waiting, it runs without the lock.
-    """
+    """Run an action in a thread with `_run_locked`; take over the context variables that it sets."""
     run = in_own_thread(_run_locked, has_grace_period=False, name=name or function_name(action))
     result, context = await run(lambda: (action(), copy_context()), _LOCK_TIMEOUT_S)
     for variable in context:

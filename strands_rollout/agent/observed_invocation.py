@@ -103,7 +103,6 @@ class ObservedInvocation(DirectInvocation):
         self._agent.event_loop_metrics.end_cycle(self._cycle_started, self._cycle_trace)
 
     def _add_child_trace(self, name: str, started: float | None = None) -> Trace:
-        """Add a child to the trace of this cycle in Strands' metrics, and return the child."""
         child = Trace(name, parent_id=self._cycle_trace.id, start_time=started)
         self._cycle_trace.add_child(child)
         return child
@@ -147,10 +146,7 @@ class ObservedInvocation(DirectInvocation):
         return answer, after.retry
 
     def _needs_token_estimate(self) -> bool:
-        """Return True if a hook may read a model call's projected tokens.
-
-        The hooks in `strands.agent` read them only if the conversation manager has a compression threshold.
-        """
+        """Hooks in `strands.agent` need the estimate only if the conversation manager has a compression threshold."""
         agent = self._agent
         if getattr(agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
@@ -167,7 +163,6 @@ class ObservedInvocation(DirectInvocation):
             return None
 
     async def _add_answer(self, answer: Answer, message: Message) -> None:
-        """Append an answer's message, and count the answer in Strands' metrics."""
         metrics, child = self._agent.event_loop_metrics, self._cycle_trace.children[-1]
         child.add_message(message)
         child.end()
@@ -184,10 +179,6 @@ class ObservedInvocation(DirectInvocation):
         return self._specs
 
     async def _run_tools(self, message: Message) -> End | None:
-        """Run a turn's tools and append their results.
-
-        Return the invocation's end if a hook, a tool or a cancellation ends it; otherwise None.
-        """
         agent, state = self._agent, self._state
         before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
         results: list[ToolResult] = []
@@ -217,7 +208,6 @@ class ObservedInvocation(DirectInvocation):
         return end
 
     async def _end_after_tools(self, message: Message, after: hooks.AfterToolsEvent) -> End | None:
-        """Return the invocation's end if a hook, a cancellation or a tool ends it after a turn's tools."""
         agent = self._agent
         if after.end_turn:
             last = end_message(after.end_turn)
@@ -232,7 +222,7 @@ class ObservedInvocation(DirectInvocation):
         return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
 
     async def _run_call(self, tool: AgentTool, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
-        """Add the result of a turn's only call to `results`, as `ToolExecutor._stream` does; return any interrupts."""
+        """Run a turn's only call as Strands' `ToolExecutor._stream` does."""
         name = call["name"]
         self._update_state()
         while True:
@@ -257,7 +247,6 @@ class ObservedInvocation(DirectInvocation):
         }
 
     async def _call_tool(self, tool: AgentTool, name: str, call: ToolUse) -> hooks.AfterToolCallEvent | list[Interrupt]:
-        """Call the tool once; return the event after the call, or the interrupts that a hook or the tool raised."""
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
         if interrupts := await self._fire_hooks(before):
@@ -294,7 +283,6 @@ class ObservedInvocation(DirectInvocation):
         return after
 
     def _count_call(self, call: ToolUse, started: float, last: object) -> None:
-        """Count a call in Strands' metrics."""
         seconds, result = time.monotonic() - started, getattr(last, "tool_result", last)
         message = cast("Message", {"role": "user", "content": [{"toolResult": result}]})
         is_success = isinstance(result, dict) and result.get("status") == "success"

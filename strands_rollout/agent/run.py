@@ -189,7 +189,6 @@ class EpisodeRun(ABC):
         """Play the episode until its ordinary end: an answer or a limit. Any exception ends it, too."""
 
     def _deadline(self) -> Deadline:
-        """Return the deadline that ends `_play` at an abort, or when the episode's time is up."""
         return self.control.deadline(self.control.left_s(self.limits.episode_timeout_s), model=self.model)
 
     # ---------------------------------------------------------------------------
@@ -204,10 +203,6 @@ class EpisodeRun(ABC):
         3. The episode's timeout that ended `_play`.
         4. The exception that `_play` raised.
         5. The ordinary end that `_play` returned.
-
-        Args:
-            deadline: The deadline of `_play`.
-            outcome: The result or the exception of `_play`.
         """
         was_cut = isinstance(outcome, Exception) and deadline.expired()
         if was_cut and deadline.was_aborted:
@@ -239,7 +234,6 @@ class EpisodeRun(ABC):
     # ---------------------------------------------------------------------------
 
     def _finish(self, ending: Ending) -> Episode:
-        """Return the finished episode."""
         # drop the reference to the journal: the agent's tools refer to `stats`, and a reference cycle in Strands keeps
         # the tools in memory
         self.stats.on_call_end = None

@@ -89,10 +89,6 @@ def find_missing_names(import_fault: str) -> dict[str, str]:
 
 
 def _strands_has(feature: str) -> bool:
-    """Return True if Strands has a feature.
-
-    `feature` names a parameter or method of `Agent`, a parameter of its conversation manager, or a model class.
-    """
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 
@@ -117,13 +113,10 @@ class _StubModel(Model):
         """Do nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return no configuration."""
         return {}
 
     def stream(self, *_args: Any, **_kwargs: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' signature
-        """Raise an error: the agent is never run."""
         raise NotImplementedError
 
     def structured_output(self, *_args: Any, **_kwargs: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Raise an error: the agent is never run."""
         raise NotImplementedError

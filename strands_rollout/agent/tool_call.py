@@ -159,7 +159,6 @@ class WrappedTool(AgentTool):
         return spec if spec["name"] == self._name else {**spec, "name": self._name}
 
     def _inner_use(self, tool_use: ToolUse) -> ToolUse:
-        """Return the call with the wrapped tool's own name."""
         return tool_use if self._tool.tool_name == self._name else {**tool_use, "name": self._tool.tool_name}
 
     @property
@@ -239,11 +238,7 @@ class BoundedTool(WrappedTool):
     async def _run_with_timeout(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], call: RunningCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
-        """Return the tool's last event; after a timeout, count the timeout and return an error result.
-
-        After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If an aborted call still ends in
-        that time, its result is stored, so that a resumed episode does not run the call again.
-        """
+        """Return the tool's last event; after a timeout, count the timeout and return an error result."""
         task = start_task(self._last_event(tool_use, invocation_state, **kwargs))
         try:
             if not task.done():
@@ -288,7 +283,6 @@ class BoundedTool(WrappedTool):
                     self._stats.on_call_end()
 
     def _call_entry(self, call: RunningCall, status: object) -> dict[str, Any]:
-        """Return the entry of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at
         at_s = self._stats.control.step_start_s(seconds)
@@ -329,7 +323,6 @@ def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgent
 
 
 def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
-    """Return a tool's last event with its result as plain JSON; return an interrupt or None (no event) unchanged."""
     if event is None or isinstance(event, ToolInterruptEvent):
         return event
     if isinstance(event, ToolResultEvent):
@@ -340,7 +333,6 @@ def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
 
 
 def _with_own_thread(tool: AgentTool) -> AgentTool:
-    """Return the tool or, for a sync function, a tool that runs each call in a thread of its own."""
     if isinstance(tool, DecoratedFunctionTool):
         function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -229,7 +229,6 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 
 
 def _make_at(path: str, what: str) -> object:
-    """Call, without arguments, the class or function at `path`; return the result. `what` names it in messages."""
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
@@ -306,24 +305,17 @@ def _warn_of_consent(path: str) -> None:
 
 
 class _MissingModel(BedrockModel):
-    """The model of an agent that was built without a model; refuses calls within an episode.
-
-    Strands' default is a `BedrockModel`. This subclass replaces it, to tell the default from a user's `BedrockModel`.
-    """
+    """Model of an agent that was built without one; a subclass, to tell it from a user's `BedrockModel`."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if current_call() is not None or is_in_episode():  # the agent is called in an episode
+        if current_call() is not None or is_in_episode():
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_MISSING_MODEL_MESSAGE.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
 
 
 def _resolve(path: str) -> object:
-    """Resolve a path; first patch Strands, before the user's code is imported.
-
-    The patches replace the defaults for agents without a model or a callback handler, and keep blocking calls off the
-    loop of episodes.
-    """
+    """Resolve a path; first patch Strands, before the user's code is imported."""
     # Strands looks up the classes of its defaults under these names; the replacements make a missing model
     # recognizable, and keep agents in tools from printing
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()
@@ -355,8 +347,6 @@ _SUMMARY_MESSAGE: Final = (
 
 
 def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[..., Any]:
-    """Wrap the method `call`: on the loop of episodes, the wrapper raises BlockingCallError with `message`."""
-
     @functools.wraps(call)
     def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if is_on_episode_loop():
@@ -371,8 +361,6 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
 
 
 def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Wrap the async method `call`: on the loop of episodes, the wrapper runs it in a thread with a loop of its own."""
-
     @functools.wraps(call)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if not is_on_episode_loop():

@@ -265,7 +265,6 @@ def init(
 
 
 def _project_files(kind: Kind, project: Path) -> dict[str, str]:
-    """Return the texts of a new project's files by file name."""
     texts = {}
     for name in (*_PROJECT_FILES, *_KIND_FILES.get(kind, ())):
         text = (_DATA_DIR / "project" / name).read_text(encoding="utf-8").replace("@AGENT@", _AGENT_SETTINGS[kind])

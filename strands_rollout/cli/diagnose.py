@@ -336,7 +336,6 @@ def _print_dumps(dumps: Mapping[str, Path], samples: Collection[int], retokenize
 
 
 def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
-    """Return the dumps by their names on the page; raise BadParameter for a dump given twice or too many dumps."""
     from strands_rollout.view.page import MAX_RUNS, run_names
 
     by_name = dict(zip(run_names(dumps), dumps, strict=True))
@@ -348,9 +347,8 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
     """Return the object that marks drift; it uses the tokenizer in `folder`, else that of the first dump with tokens.
 
-    If `folder` is None, return None if no dump has tokens, or if the tokenizer of the first dump with tokens is not
-    recorded, can't be used on this machine, or differs from another dump's. Only the first 16 samples of a dump are
-    searched for tokens.
+    If `folder` is None, return None if there is no usable tokenizer, or if it differs from another dump's. Only the
+    first 16 samples of a dump are searched for tokens.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.
@@ -456,7 +454,6 @@ def export(
 def _send_traces(
     dump: Path, endpoint: str | None, start: datetime | None, reward_key: str, *, with_contents: bool
 ) -> str:
-    """Send a trace per sample and return a text that says what was sent."""
     from strands_rollout.integrations.traces import otlp_exporter, send_dump
 
     if start is not None and start.tzinfo is None:
@@ -472,7 +469,6 @@ def _send_traces(
 
 
 def _log_table(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> str:
-    """Log a table of the samples to wandb and return a text that says what was sent."""
     from strands_rollout.integrations import table as tables
 
     tables.check_wandb("--to wandb")

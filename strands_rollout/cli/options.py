@@ -266,7 +266,6 @@ def config(
 
 
 def _show_notes(file: Path, settings: RolloutSettings) -> None:
-    """Print a note if the code tool is missing, what `config` did not check, and the next command."""
     from strands_rollout.dump.terminal import show_next
     from strands_rollout.settings import MISSING_CODE_TOOL
 

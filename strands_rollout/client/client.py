@@ -234,10 +234,7 @@ class SGLangClient:
     ) -> object:
         """Repeat an attempt until it returns an answer that is not a `Fault`.
 
-        Args:
-            attempt: Sends the request once.
-            missing: Start of the error message, such as "no generation from http://...".
-            control: The episode's control; an abort ends the waits.
+        `missing` is the start of the error message, such as "no generation from http://...".
 
         Raises:
             EngineError: The retries are exhausted, or the rollout is aborted during a wait.
@@ -375,15 +372,7 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Send the request once; return the JSON of an answer with status 200, or a `Fault`.
-
-        If the request reaches the read timeout or is cancelled, ask the engine to abort it. After a cancellation, this
-        is skipped if a router has answered earlier that it lacks the endpoint for aborts.
-
-        Raises:
-            EngineUnavailableError: The read timeout was reached, and the engine did not confirm the abort.
-            EngineRejectedError, ConfigError: As in `transport.post_generate`.
-        """
+        """Send the request once; return the JSON of an answer with status 200, or a `Fault`."""
         try:
             answer = await transport.post_generate(
                 self._http, body, headers=headers, timeouts=self._timeout, url=self.url
@@ -436,7 +425,6 @@ class _AbortSender:
         self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """POST `/abort_request`; return whether the engine confirmed within 5 s."""
         sent_headers = {**transport.JSON_HEADERS, **(headers or {})}
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
@@ -460,7 +448,6 @@ class _AbortSender:
         return self.has_endpoint is not False and await self._send_quietly(body, headers)
 
     def send_in_background(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> asyncio.Task[bool]:
-        """Send an abort in a task, and return the task without waiting."""
         task = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
         self.in_flight.add(task)
         task.add_done_callback(self.in_flight.discard)
@@ -539,12 +526,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """Return the JSON object at a path; {} if there is none.
-
-    Raises:
-        EngineUnavailableError: The connection was refused or lost.
-        EngineResponseError: The server is busy or failing, or gives no answer within 10 s.
-    """
+    """Return the JSON object at a path; {} if there is none."""
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:

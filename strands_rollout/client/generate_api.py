@@ -394,7 +394,6 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
 
 
 def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
-    """Raise EngineResponseError if an answer belongs to another request or prompt length, or has too many tokens."""
     answered_rid, read = meta.get("id"), meta.get("prompt_tokens")
     if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
@@ -420,7 +419,6 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
 
 
 def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int]) -> list[float]:
-    """Return the logprobs as floats; raise EngineResponseError for invalid logprobs or logprobs of other ids."""
     if len(logprobs) != len(ids):
         raise EngineResponseError(f"got {len(logprobs)} logprobs for {len(ids)} output ids; expected one for each")
     if logprob_ids != ids:

@@ -62,7 +62,6 @@ def fault_of_status(
 
 
 def _error_detail(content: Json) -> str:
-    """Extract the message from an error body, on one line of at most 500 characters."""
     for key in ("error", "detail", "message"):
         if isinstance(content, dict) and key in content:
             content = content[key]

@@ -64,12 +64,7 @@ def import_camel() -> ModuleType:
 
 
 def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> Callable[[], Interpreter]:
-    """Return a function that makes the interpreter of a call, or always returns `interpreter` if that is an instance.
-
-    Raises:
-        ConfigError: camel-ai can't be imported; `CamelExecutor` does not accept `interpreter`; or the interpreter does
-            not accept the options or would wait on stdin.
-    """
+    """Return a function that makes a call's interpreter, or always returns `interpreter` if that is an instance."""
     base = import_camel().BaseInterpreter
     found = _load_interpreter(interpreter) if isinstance(interpreter, str) else interpreter
     if isinstance(found, type) and issubclass(found, base):
@@ -125,10 +120,7 @@ def _is_stateless(interpreter: Interpreter) -> bool:
 
 @contextlib.contextmanager
 def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
-    """Yield the interpreter for one call: if it is stateless, a copy with the call's time limit, else the original.
-
-    The copy's temporary files are removed afterwards.
-    """
+    """Yield the interpreter for one call: if it is stateless, a copy with the call's time limit, else the original."""
     if not _is_stateless(interpreter):
         yield interpreter
         return
@@ -174,11 +166,7 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 
 
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
-    """Return the result of a call for which the interpreter's `run` raised `error`.
-
-    If the code caused the error, the result has the error in `stderr`; otherwise, in `infra_error`. If
-    `SubprocessInterpreter` raised it because the code has no statements, the result is empty.
-    """
+    """Return the result of a call for which the interpreter's `run` raised `error`."""
     message = f"{type(error).__name__}: {error}"
     if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
         if isinstance(error, UnboundLocalError):
@@ -203,7 +191,6 @@ def _run(interpreter: Interpreter, code: str, timeout_s: float) -> ExecutionResu
 
 
 def _run_in_daemon_thread(work: Callable[..., Any], *args: object) -> Future[Any]:
-    """Run a function in a thread of its own, which does not keep the process alive."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -275,11 +262,6 @@ class CamelExecutor(LoopExecutor):
         self._abandoned: list[tuple[Future[Any], float]] = []  # threads, and when each should have ended
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Make an interpreter or take an idle one, and run the code on it; each step has a thread of its own.
-
-        Before that, wait while at least `max_concurrency` threads of cancelled or abandoned calls still run; if all of
-        them are past their limits, return an `infra_error` instead.
-        """
         while len(self._prune_abandoned()) >= self._max_concurrency:
             if all(due_at <= time.monotonic() for _, due_at in self._abandoned):
                 return infra_failure(
@@ -311,11 +293,7 @@ class CamelExecutor(LoopExecutor):
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
     async def _wait_or_abandon(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - a thread's result
-        """Wait for a thread for a limited time; record it as abandoned if it runs on after the limit or a cancellation.
-
-        Raises:
-            TimeoutError: The thread has not ended within `limit_s`.
-        """
+        """Wait for a thread; record it as abandoned if it runs on after the limit or a cancellation."""
         due_at = time.monotonic() + limit_s
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), limit_s)
@@ -328,7 +306,7 @@ class CamelExecutor(LoopExecutor):
         return self._abandoned
 
     def _acquire_interpreter(self) -> Interpreter:
-        """Reuse an idle interpreter or make a new one; runs outside the event loop, since making one may be slow."""
+        """Reuse an idle interpreter or make a new one; called in a thread, since making one may be slow."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         with exits_as_errors(function_name(self._make)):
@@ -338,7 +316,6 @@ class CamelExecutor(LoopExecutor):
         return interpreter
 
     def _check_exclusive(self, kind: type) -> None:
-        """Raise ConfigError if several calls could run in this process at once: they would mix their outputs."""
         if issubclass(kind, import_camel().InternalPythonInterpreter) and self._max_concurrency != 1:
             raise ConfigError(
                 f"{kind.__name__} runs code in this process, where calls would read each other's output; "

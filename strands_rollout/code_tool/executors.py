@@ -246,7 +246,6 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
 
 
 def _resolve_factory(name: str) -> Callable[..., object]:
-    """Return the class or function behind a name from `EXECUTORS` or a dotted path."""
     if name == "ray" or (name.startswith("strands_rollout.") and name.endswith("RayExecutor")):
         raise ConfigError(
             f"got the executor {name!r}, which was removed; set episode_workers instead: it spreads the episodes and "
@@ -336,7 +335,6 @@ class FairQueue:
             on_reclaim()
 
     def _release(self, ticket: _Ticket) -> None:
-        """Release the slot that the ticket holds, if any: pass it to the next owner's first ticket, or free it."""
         with self._lock:
             if ticket not in self._holders:
                 return

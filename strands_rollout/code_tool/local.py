@@ -193,11 +193,6 @@ class LocalExecutor(CodeExecutor):
         self._lock = threading.Lock()
 
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context that admits one call of `session` at a time, or all calls if `session` is None.
-
-        A call enters this context before it waits for a slot, so that no call occupies a slot while it waits for its
-        session.
-        """
         return (
             contextlib.nullcontext()
             if session is None
@@ -205,7 +200,6 @@ class LocalExecutor(CodeExecutor):
         )
 
     def _cancel_orphaned_calls(self) -> None:
-        """End the code of calls whose event loop was closed while they ran."""
         supervisor = self._supervisor
         if supervisor is not None and supervisor.is_usable:
             supervisor.link.cancel_orphaned_calls()
@@ -236,6 +230,7 @@ class LocalExecutor(CodeExecutor):
         if self._pid != os.getpid():
             self._reset_process_state()
         called_at = time.monotonic()
+        # the session first, so that no call occupies a slot while it waits for its session
         async with self._session_slot(session), self._queue.slot(self._cancel_orphaned_calls):
             queued_s = time.monotonic() - called_at
             if session is None:
@@ -329,7 +324,6 @@ class LocalExecutor(CodeExecutor):
             return supervisor
 
     def _check_isolation(self, report: SandboxReport) -> None:
-        """Raise SandboxError if less is enforced than `isolation` demands; else log what is enforced and missing."""
         enforced = "; ".join(f"{layer}: {how}" for layer, how in report.enforced.items())
         missing = "; ".join(f"{layer}: {why}" for layer, why in report.missing.items()) or "nothing"
         lacking = [layer for layer in LAYERS[self._isolation] if layer in report.missing]

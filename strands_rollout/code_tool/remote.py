@@ -91,7 +91,6 @@ class LoopExecutor(executors.StatelessExecutor):
         return await executors.run_with_one_retry(lambda: self._run_in_slot(code, timeout_s))
 
     async def _run_in_slot(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Wait for a slot, then make one attempt; `queued_s` includes the wait. A cancellation ends the attempt."""
         worker = self._ensure_loop()
 
         async def attempt() -> ExecutionResult:
@@ -106,6 +105,7 @@ class LoopExecutor(executors.StatelessExecutor):
             finally:
                 worker.calls.discard(task)
 
+        # a cancellation of this await also ends the attempt
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attempt(), worker.loop))
 
     def _ensure_loop(self) -> _LoopThread:
@@ -125,8 +125,7 @@ class LoopExecutor(executors.StatelessExecutor):
 
 def _run_loop(loop: asyncio.AbstractEventLoop, release: Callable[[], Coroutine[object, object, None]]) -> None:
     async def shut_down() -> None:
-        """Cancel calls that still run (only at the interpreter's exit), and release the backend's resources."""
-        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}  # calls remain only at the interpreter's exit
         for task in remaining:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
@@ -210,7 +209,6 @@ class RemoteProgram:
         return ExecutionResult("", "", exit_code or -9, timed_out=gave_up, killed_by=killed_by)
 
     def _find_report(self, stdout: str) -> ExecutionResult | None:
-        """Return the last report that can be parsed, or None."""
         lines = re.findall(rf"^{self.token} report ([A-Za-z0-9+/=]+)$", stdout, re.MULTILINE)
         for line in reversed(lines):
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError, zlib.error):
@@ -219,11 +217,7 @@ class RemoteProgram:
         return None
 
     def _parse_report(self, report: dict[str, Any]) -> ExecutionResult:
-        """Convert a report to a result; the code may have forged the report, so its content is not trusted.
-
-        Raises:
-            ValueError, TypeError, KeyError, OverflowError: The content is not that of a report.
-        """
+        """Convert a report to a result; the code may have forged the report, so its content is not trusted."""
         exit_code, duration_s = int(report["exit_code"]), float(report["duration_s"])
         if abs(exit_code) > _MAX_EXIT_CODE or not 0 <= duration_s < math.inf:
             raise ValueError(f"exit code {exit_code:.3g} after {duration_s} s")

@@ -76,11 +76,10 @@ class _Server:
         self.redacted_url = redacted(self.url)
 
     def record_outcome(self, fault: _Fault | None) -> None:
-        """Start a cooldown after a fault, or end it after a success; faults during a cooldown don't extend it."""
         now = time.monotonic()
         if fault is None:
             self.faults, self.cooldown_until = 0, 0.0
-        elif now >= self.cooldown_until:
+        elif now >= self.cooldown_until:  # faults during a cooldown don't extend it
             cooldown_s = min(_COOLDOWN_S * 2.0**self.faults, _MAX_COOLDOWN_S)
             self.faults += 1
             self.cooldown_until = now + max(cooldown_s, min(fault.wait_s or 0.0, _MAX_COOLDOWN_S))
@@ -152,17 +151,11 @@ class SandboxFusionExecutor(LoopExecutor):
         return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
     def _pick_server(self, *, failed: _Server | None) -> _Server:
-        """Return the server with the shortest remaining cooldown.
-
-        Among several, return the one with the fewest requests in flight; among several of these, the one that was used
-        least recently. `failed`, the server that has just failed, is returned only if there is no other.
-        """
         now = time.monotonic()
         others = [server for server in self._servers if server is not failed] or self._servers
         return min(others, key=lambda s: (max(0.0, s.cooldown_until - now), s.in_flight, s.last_used))
 
     async def _call_server(self, server: _Server, code: str, timeout_s: float) -> ExecutionResult | _Fault:
-        """Make one request, and record its outcome on the server."""
         server.in_flight += 1
         server.last_used = next(self._uses)
         try:

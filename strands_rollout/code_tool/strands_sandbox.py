@@ -157,7 +157,6 @@ class _Output:
             self.stdout += item.data
 
     def merge_whole(self, stdout: str, stderr: str) -> None:
-        """Replace the collected chunks of each stream by the whole stream if that is longer."""
         self.stdout = max(self.stdout, stdout, key=len)
         self.stderr = max(self.stderr, stderr, key=len)
 
@@ -451,12 +450,7 @@ async def _refuse(reason: str) -> AsyncGenerator[StreamChunk | StrandsResult, No
 async def _stream(
     result: ExecutionResult, timeout_s: float | None
 ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-    """Yield a result as Strands expects it: the streams, then the result.
-
-    Raises:
-        SandboxTimeoutError: The time limit ended the code; raised after the streams.
-        SandboxError: The executor itself failed.
-    """
+    """Yield a result as Strands expects it: the streams, then the result."""
     if result.infra_error is not None:
         raise record_executor_fault(result.infra_error)
     stderr = result.stderr if result.stderr.endswith("\n") or not result.stderr else f"{result.stderr}\n"

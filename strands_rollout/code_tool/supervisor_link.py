@@ -72,7 +72,6 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Return the temporary directory; for root, /tmp if other users can enter /tmp but not the temporary directory."""
     chosen = tempfile.gettempdir()
     # only root runs the code as another user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
@@ -208,7 +207,6 @@ class SupervisorLink:
             self._answers.pop(number, None)
 
     def _send(self, request: bytes) -> None:
-        """Send what the socket accepts now (nothing if earlier requests wait); queue the rest for the writer thread."""
         with self._sending, contextlib.suppress(OSError):  # the reader thread notices the end of the process
             if not self._is_writing:
                 with contextlib.suppress(BlockingIOError):
@@ -218,11 +216,7 @@ class SupervisorLink:
                 self._unsent.put(request)
 
     def _receive_facts(self) -> dict[str, Any]:
-        """Wait for the fork server's report: `enforced`, `missing` and `start_s`, as in `SandboxReport`.
-
-        Raises:
-            SandboxError: The supervisor did not start.
-        """
+        """Return the fork server's report: `enforced`, `missing` and `start_s`, as in `SandboxReport`."""
         self._socket.settimeout(_START_TIMEOUT_S)
         try:
             message = self._messages.next()
@@ -269,8 +263,6 @@ class SupervisorLink:
 
 
 def _settle(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
-    """Settle a future on the event loop that waits for it, unless it was cancelled."""
-
     def settle_unless_done() -> None:
         if not answer.done():
             settle(outcome)

@@ -84,7 +84,7 @@ class CodeCallTotals:
 
     calls: int = 0
     queued_s: float = 0.0  # seconds of waiting before the code ran, mainly for a slot; not part of `tool_timeout_s`
-    run_s: float = 0.0  # seconds of running code
+    run_s: float = 0.0
     timeouts: int = 0  # calls ended by the time limit
     killed: int = 0  # calls ended by another limit, a signal or the like
     nonzero_exits: int = 0  # calls that ended with an error of the code, such as an exception
@@ -165,11 +165,6 @@ def code_tool(
 
 
 def _record_and_format(result: ExecutionResult, max_output_chars: int) -> str:
-    """Record a run on the current tool call, and return the text that the model reads.
-
-    Raises:
-        SandboxError: The executor itself failed.
-    """
     call = current_call()
     if call is not None:
         call.sandbox |= {

@@ -231,7 +231,6 @@ async def _query_router(workers: list[dict[str, Json]], shown: str, options: Doc
 
 
 def _json_object(response: httpx.Response) -> dict[str, Json]:
-    """Return the JSON object in a response; empty if there is none, or if the status is not 200."""
     try:
         answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
     except orjson.JSONDecodeError:
@@ -290,7 +289,6 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
 
 
 def _encode_test_text(folder: Path) -> list[int] | None:
-    """Encode the test text with the tokenizer in a folder; return None if the folder has no working tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -353,10 +351,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _package_fault(package: Requirement, version: str | None, *, required: bool) -> Finding | None:
-    """Return the problem of a package; None if there is none, or if an optional package is not installed.
-
-    The problem is an error if a required package is absent or too old, else a warning.
-    """
+    """Return the problem of a package; None if there is none, or if an optional package is not installed."""
     from packaging.version import Version
 
     name, remedy = f"package {package.name}", f"pip install '{package.name}{package.specifier}'"

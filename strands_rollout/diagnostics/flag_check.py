@@ -113,10 +113,7 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Return whether a script has the option --dry-run.
-
-    That is so for launch scripts of this package, and for a project's `run_slime.sh`.
-    """
+    """Return True for launch scripts of this package, and for a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
     sourced = _SOURCES_LIBRARY.search(text)
     # a script for one model sources train.sh, which reads the options
@@ -399,8 +396,6 @@ def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
 
 @dataclass(frozen=True, slots=True)
 class _FlagUse:
-    """A flag in a command, with its values."""
-
     flag: str
     values: tuple[str, ...]  # a value joined to the flag by "=", and the words up to the next flag
 
@@ -410,7 +405,6 @@ class _FlagUse:
         return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
-        """Return a value for a report, masked if its flag may hold a secret."""
         return "(not shown)" if _SECRET_FLAG.search(self.flag) else repr(text)
 
     def fault(
@@ -431,7 +425,6 @@ def _check_use(use: _FlagUse, table: FlagTable) -> Iterator[FlagFinding]:
 
 
 def _extra_word_problems(use: _FlagUse, flag: Flag) -> Iterator[str]:
-    """Yield a problem for each extra word after a flag: a word that the flag's parser does not consume."""
     max_values = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
     for value in use.values[max_values:]:
         yield f"got the extra word {use.shown(value)}, which slime silently drops; remove it or write its flag"
@@ -458,10 +451,7 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
-    """Yield a finding for each flag that contradicts another flag or this package, although slime accepts it.
-
-    Contradictions that slime refuses at its start are left out (slime_validate_args in slime/utils/arguments.py).
-    """
+    """Find contradictions that slime does not refuse at its start (slime_validate_args in slime/utils/arguments.py)."""
     last = {use.flag: use for use in uses}
     values = {name: use.values[0] for name, use in last.items() if use.values}
     generate = values.get("--custom-generate-function-path", "")
@@ -474,15 +464,12 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
     """Yield findings about numbers of samples, optimizer steps and GPUs that don't fit together.
 
-    The findings concern optimizer steps that need more samples than a rollout has, samples of a rollout that no
-    optimizer step uses, GPUs that form no whole replicas, and batches that Megatron's replicas can't share evenly.
-
-    Megatron checks at its start that the shares are even. It also does so if slime uses dynamic batch sizes, where the
-    micro batch is 1 (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
+    Megatron checks at its start that its replicas share a batch evenly. It also does so if slime uses dynamic batch
+    sizes, where the micro batch is 1 (`init_num_microbatches_calculator` in
+    slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the value of a flag; `default` if the flag has no value, 0 if the value is not a decimal number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

@@ -61,7 +61,6 @@ _REMEDY_MEMORY: Final = (
 
 
 def _default_script(options: DoctorOptions) -> Path | None:
-    """Return Qwen3-8B's launch script, the default of `--training`; None for other models, or without a checkout."""
     script = options.repository / _DEFAULT_SCRIPT
     is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
     return script if is_default_model and script.is_file() else None
@@ -263,7 +262,7 @@ class Preflight:
         return good(name, found)
 
     def _episode_tokens(self) -> int:
-        """Return the tokens that an unfinished episode is assumed to hold on average: half of the context limit."""
+        """Return the tokens that an unfinished episode is assumed to hold on average."""
         return max(self.command.context // 2, 1)
 
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:

@@ -149,7 +149,6 @@ def run_drift(
 
 
 def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the lines about all episodes together, each line with its style."""
     yield f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens", ""
     yield f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})", ""
     yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
@@ -168,10 +167,6 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
 
 
 def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
-    """Yield the lines about an episode, each line with its style.
-
-    Yield nothing if encoding the whole text again gives the same tokens, and no context has a mismatch.
-    """
     if drift.first is None and not drift.mismatches:
         return
     changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
@@ -349,11 +344,6 @@ async def run_replay(
 
 
 def _replay_params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the sampling parameters of the replay.
-
-    If `temperature` or `seed` is given, use it. Otherwise, use the recorded parameters if they are deterministic, else
-    sample greedily.
-    """
     own = _recorded_params(episode)
     if _is_deterministic(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}

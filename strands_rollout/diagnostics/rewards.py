@@ -132,7 +132,6 @@ class RewardCall:
 
 
 def _split_group_result(result: object, count: int) -> list[object]:
-    """Return the rewards of a group's `count` samples; if the call raised or its result is wrong, each is an error."""
     if isinstance(result, Exception):
         return [result] * count
     if not isinstance(result, list | tuple) or len(result) != count:
@@ -187,7 +186,7 @@ async def check_ground_truths(
 ) -> list[str]:
     """Return, for each ground truth, the reason why it does not score at least 1; "" if it does.
 
-    Scores each text in each of the `answer_forms`, all in one call of `RewardCall.rewards`.
+    Scores each text in each of the `answer_forms`.
     """
     return [refusal.reason for refusal in await _find_refusals(ground_truths, reward, answer_forms)]
 
@@ -219,7 +218,6 @@ async def _find_refusals(
 
 
 def _one_turn_facts(prompt: Json, response: str) -> EpisodeFacts:
-    """Return the facts of an episode that answers with `response` in its first turn."""
     question = question_of(cast("Any", prompt)) if isinstance(prompt, str | list) else ""
     messages = [
         {"role": role, "content": [{"text": text}]} for role, text in (("user", question), ("assistant", response))
@@ -354,11 +352,7 @@ async def run_validate(
 
 
 def _row_fault(row: Row, reward: RewardCall) -> str:
-    """Return the reason why the row's settings or its grading are invalid; "" if they are valid.
-
-    Raises:
-        ConfigError: A library that the grading needs is missing.
-    """
+    """Return why the row is refused, "" if it is not; raise ConfigError if its grading needs a missing library."""
     if reason := _row_settings_fault(row, reward.settings):
         return reason
     try:
@@ -370,14 +364,11 @@ def _row_fault(row: Row, reward: RewardCall) -> str:
 
 
 def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
-    """Return the reason why the settings in a row would fail its episode; "" if they are valid.
-
-    If the configuration sets neither `tools` nor `row_tools`, the row's tools are not checked.
-    """
+    """Return the reason why the settings in a row would fail its episode; "" if they are valid."""
     given, own = row.metadata, row.metadata.get(ROW_SETTINGS_KEY)
     if settings is None or (own is None and not given.get(SLIME_TOOLS_KEY)):
         return ""
-    if not {"tools", "row_tools"} & settings.model_fields_set:
+    if not {"tools", "row_tools"} & settings.model_fields_set:  # don't check the row's tools
         own = {name: value for name, value in own.items() if name != "tools"} if isinstance(own, Mapping) else own
         given = {ROW_SETTINGS_KEY: own}
     try:
@@ -388,7 +379,6 @@ def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
 
 
 def _group_by_reason(items: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
-    """Group items whose reasons differ only in quoted strings and numbers; groups are in order of their first item."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(_QUOTED.sub("", reason(item)), []).append(item)
@@ -396,7 +386,6 @@ def _group_by_reason(items: Iterable[T], reason: Callable[[T], str]) -> list[lis
 
 
 def _list_numbers(numbers: Sequence[int]) -> str:
-    """Return the first numbers, comma-separated, with "..." for the others."""
     return ", ".join(map(str, numbers[:_MAX_LISTED])) + (", ..." if len(numbers) > _MAX_LISTED else "")
 
 
@@ -482,10 +471,7 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
 
 
 def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
-    """Yield batches of at least 200 records, without splitting consecutive records of a group or a fan-out.
-
-    The last batch may be smaller.
-    """
+    """Yield batches of records, without splitting consecutive records of a group or a fan-out."""
 
     def group_of(record: DumpRecord) -> tuple[str, Json]:
         keys = ((key, record.values.get(key)) for key in ("group_index", "rollout_id"))
@@ -504,7 +490,6 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 def _with_new_reward(
     record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall
 ) -> tuple[DumpRecord, Rescored]:
-    """Return the record with its new reward (the old reward if the new reward can't be used), and the result."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
     if reward.is_reward_func and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:

@@ -152,7 +152,6 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
-    """Check the requirements of `episode_workers` and `journal_dir`."""
     workers, cpus = settings.episode_workers, os.cpu_count() or 1
     if workers.is_enabled and find_spec("ray") is None:
         remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
@@ -176,7 +175,6 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
 
 
 def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
-    """Yield an error for each name in the settings that can't be loaded or reached; without errors, a good finding."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
     from strands_rollout.user_code import add_config_folder
 
@@ -267,7 +265,6 @@ def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Ite
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:
-    """Return the problem of a row, such as a prompt already rendered by a template; None if the row is usable."""
     from strands_rollout.grading import label_texts
     from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 

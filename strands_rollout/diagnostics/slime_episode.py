@@ -128,7 +128,6 @@ def _named_megatron(options: DoctorOptions) -> Path | None:
 
 
 def _find_checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
-    """Return the named folder of slime, else the folder of the importable slime; None if there is none."""
     packages = filter(_is_slime, diagnostics.package_folders("slime", find_package))
     named = options.slime_dir or options.path_in_env("SLIME_DIR")
     return named or next((package.parent for package in packages), None)

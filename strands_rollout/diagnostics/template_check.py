@@ -151,7 +151,6 @@ def check_template(
 
 
 def _check_rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield a finding about the encoding and about each kind of appended message, with `tool_findings` in between."""
     with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
     yield _run_check("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
     yield _check_appends("user turns", template, turns, probe.USER_TURNS)
@@ -186,7 +185,6 @@ def _check_end_of_turn(
 
 
 def _check_tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
-    """Yield findings about conversations with tools: calls, their results, and later user turns."""
     conversations = {"tool results": probe.TOOL_TURNS, "several calls": probe.PARALLEL_TURNS}
     if not with_tools:
         yield from (skipped(rule, "the template can't be used with tools") for rule in conversations)
@@ -216,7 +214,6 @@ def _check_appends(
 
 
 def _run_check(rule: str, template: TemplateRenderer, check: Callable[[], object]) -> Finding:
-    """Run a check and return its finding, which shows the tokens around the first difference if tokens differ."""
     try:
         check()
     except TemplateDifferenceError as e:
@@ -233,7 +230,6 @@ def _run_check(rule: str, template: TemplateRenderer, check: Callable[[], object
 
 
 def _check_calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
-    """Check that `tool_parser`, or for "auto" the detected parser, reads the template's calls."""
     call = probe.find_example_call(template, ends)
     try:
         name = detect_format(*call) if tool_parser == AUTO else tool_parser
@@ -270,10 +266,7 @@ def _check_reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerB
 
 
 def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> str:
-    """Return "kept", "dropped" or "refused": what the template does with the reasoning of a turn before `following`.
-
-    Tries reasoning in the message's key `reasoning_content`, then in <think> tags within the text.
-    """
+    """Return "kept", "dropped" or "refused": what the template does with the reasoning of a turn before `following`."""
     calls = {"tool_calls": [_TOOL_CALL]} if following["role"] == "tool" else {}
     for text in (
         {"content": "answer", "reasoning_content": _REASONING},
@@ -388,7 +381,6 @@ class RandomEpisode:
             await self._play_turn(0)
 
     async def _play_turn(self, call_count: int) -> None:
-        """Play a turn and the results of its calls."""
         mark, template = _MARK.format(len(self.turns)), self.model.template
         calls = [self._random_call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
         try:
@@ -475,7 +467,6 @@ class RandomEpisode:
         return httpx.Response(200, json=self._answer)
 
     def _random_text(self) -> str:
-        """Return a random text of a user, tool or system message."""
         tag = self._choose(self._tags)
         return "".join(self._choose((tag, tag[1:], tag[:-1]) * 3 + _TEXTS) for _ in range(self._rng.integers(1, 4)))
 
@@ -539,7 +530,6 @@ def _play_random_episodes(
 
 
 def _add_history(finding: Finding, episode: RandomEpisode, seed: int) -> Finding:
-    """Return the finding of a failed episode with the episode's messages and seed."""
     arguments = {key: value for key, value in episode.model.template_kwargs.items() if key != "chat_template"}
     lines = [f"\n  {json.dumps(message, ensure_ascii=False):.200}" for message in episode.chat]
     history = f"\n  seed {seed}, template arguments {arguments}, after these messages:{''.join(lines)}"

@@ -396,7 +396,6 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
 
 
 def _check_lengths(value: object) -> tuple[int, ...]:
-    """Return a shape, strides or offset as a tuple; raise _UnsupportedError unless all are integers of 0 or more."""
     if not isinstance(value, tuple | list) or any(type(length) is not int or length < 0 for length in value):
         raise _UnsupportedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
     return tuple(value)

@@ -446,7 +446,6 @@ def _read_other_format(content: dict[str, Any], where: str) -> DumpRecord:
 
 
 def _with_defaults(values: object, where: str) -> dict[str, Any]:
-    """Return a sample's values, with defaults for missing fields; raise DumpError if they are not a sample's."""
     if not isinstance(values, dict) or "status" not in values or "tokens" not in values:
         raise DumpError(f"{where} is not a sample; expected an object with at least 'status' and 'tokens'")
     return {**Sample().to_dict(), **values}

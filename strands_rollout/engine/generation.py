@@ -252,7 +252,6 @@ def weight_versions(output: GenerationOutput) -> dict[str, Any]:
 
 
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    """Return the fields with [logprob, id, text or null] triples; {} if the request did not ask for logprobs."""
     if not output.request.return_logprob:
         return {}
     with_text = output.request.return_text_in_logprobs

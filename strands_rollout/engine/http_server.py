@@ -130,10 +130,6 @@ async def _read_object(request: web.Request) -> dict[str, Any]:
 
 
 async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
-    """Run `work` for a request, in a thread if the request's body is large.
-
-    Unlike asyncio's threads, the thread is a daemon, so that unfinished work doesn't delay the exit of the process.
-    """
     if len(await request.read()) < _INLINE_BYTES:
         return work(*args)
     future: Future[T] = Future()
@@ -147,6 +143,7 @@ async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: obj
             except BaseException as e:  # raised again in the request's handler
                 future.set_exception(e)
 
+    # a daemon, unlike asyncio's threads, so that unfinished work doesn't delay the exit of the process
     threading.Thread(target=run, name="engine-request", daemon=True).start()
     return await asyncio.wrap_future(future)
 
@@ -158,7 +155,6 @@ async def _start_events(request: web.Request) -> web.StreamResponse:
 
 
 async def _send_event(response: web.StreamResponse, event: object | None) -> None:
-    """Send one JSON event; None ends the stream."""
     await response.write(b"data: " + (b"[DONE]" if event is None else orjson.dumps(event)) + b"\n\n")
 
 

@@ -367,7 +367,6 @@ class Qwen3:
 
 
 def _pad_rows(x: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Append zero rows up to a multiple of _TILE_ROWS."""
     fill = -len(x) % _TILE_ROWS
     return np.concatenate([x, np.zeros((fill, *x.shape[1:]), x.dtype)]) if fill else x
 

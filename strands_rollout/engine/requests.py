@@ -320,7 +320,6 @@ def _too_long(count: int | str, limits: RequestLimits) -> RequestRefusedError:
 
 
 def _read_prompts(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
-    """Return the prompts as ids or text, and True if they are a batch."""
     ids, text = body.get("input_ids"), body.get("text")
     if ids is not None:
         return _read_id_prompts(ids)
@@ -353,7 +352,6 @@ def _read_id_prompts(ids: object) -> tuple[list[list[int]], bool]:
 
 
 def _sampling_params(body: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return the parameters of each of `count` prompts; a single object applies to all."""
     value = body.get("sampling_params")
     if not isinstance(value, list):
         return [_read_field(body, "sampling_params", dict) or {}] * count
@@ -371,11 +369,6 @@ def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
 
 
 def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """Return an rid for each generation.
-
-    If n > 1, or if the request has no rid for a generation, the rid is new. If a batch has a single rid, each of its
-    generations gets this rid with a number.
-    """
     rid = body.get("rid")
     rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts
     if not all(isinstance(item, str | None) for item in rids):
@@ -394,7 +387,6 @@ def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: b
 
 
 def _read_field(body: dict[str, Any], name: str, kind: type) -> Json:
-    """Return the field `name`, which must be of the type `kind`; None if it is missing or null."""
     value = body.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value

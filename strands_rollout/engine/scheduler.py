@@ -31,13 +31,8 @@ _EVICTION_TARGET_SHARE = 0.9
 
 @dataclass(slots=True, eq=False)
 class _CacheNode:
-    """A run of tokens that follows its parent's tokens.
-
-    `block` has the tokens' keys and values: [2, layers, kv_heads, head_dim, tokens].
-    """
-
     tokens: Ints
-    block: Floats
+    block: Floats  # the tokens' keys and values: [2, layers, kv_heads, head_dim, tokens]
     parent: _CacheNode | None
     last_used: int = 0
     children: dict[int, _CacheNode] = field(default_factory=dict)
@@ -103,7 +98,6 @@ class PrefixCache:
         return path
 
     def _split(self, node: _CacheNode, count: int) -> _CacheNode:
-        """Split `node` after `count` tokens, and return the new upper part."""
         # Copies, since views would keep the whole block in memory even if one part is evicted.
         upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
@@ -339,10 +333,7 @@ class Scheduler:
         return len(chunk)
 
     def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:
-        """Add a prefilled generation to the batch, and sample its next token from the [vocab_size] logits.
-
-        A generation with `max_new_tokens` 0 ends instead.
-        """
+        """Add a prefilled generation to the batch, and sample its next token from the [vocab_size] logits."""
         generation, length = prefill.generation, len(prefill.tokens)
         self._cache.insert(prefill.tokens, partial(self._kv.copy_out, prefill.row))
         if generation.request.max_new_tokens == 0:
@@ -362,10 +353,6 @@ class Scheduler:
             self._end_row(row, endings[row])
 
     def _abort_now(self, generations: list[InFlightGeneration]) -> None:
-        """Abort generations immediately, in any state; those that decode keep all of their output.
-
-        The others keep the tokens that SGLang would have sent; see `drop_unsent_tokens`.
-        """
         for row in reversed(range(len(self._batch))):
             if self._batch.generations[row] in generations:
                 self._end_row(row, abort_finish())
@@ -378,8 +365,8 @@ class Scheduler:
             self._finish(generation, ABORTED_IN_QUEUE)
 
     def _end_row(self, row: int, finish: dict[str, Any]) -> None:
-        """End the generation of a batch row, and cache its keys and values for a request that continues it."""
         tokens = self._batch.tokens(row)[: self._batch.lengths[row]]
+        # for a request that continues this generation
         self._cache.insert(tokens, partial(self._kv.copy_out, row))
         self._finish(self._remove(row), finish)
 

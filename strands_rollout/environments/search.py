@@ -140,17 +140,10 @@ class _RetrievalServer:
         self._batchers: LoopCache[_Batcher] = LoopCache()
 
     async def retrieve(self, query: str) -> Sequence[Passage]:
-        """Return the server's passages for a query: the first `top_k` if the server sends more.
-
-        Raises:
-            SandboxError: The server gave no answer within `patience_s`, refused the request, or answered in another
-                format than Search-R1's.
-        """
         passages = await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
         return passages[: self._top_k]
 
     async def _ask(self, queries: Sequence[str]) -> list[Sequence[Passage]]:
-        """Send queries in one request, which is retried for `patience_s`; return the passages for each query."""
         client = _CLIENTS.get("search", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=64)))
         body = {"queries": list(queries), "topk": self._top_k, "return_scores": True}
 
@@ -186,11 +179,6 @@ _CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
 
 
 def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
-    """Return the passages in a server's answer for each query.
-
-    Raises:
-        AttributeError, LookupError, RecursionError, TypeError, ValueError: The answer has another format.
-    """
     results = answer.json()["result"]
     if len(results) != query_count:
         raise ValueError(f"{len(results)} results for {query_count} queries")
@@ -209,17 +197,14 @@ class _Batcher:
 
     @property
     def is_closed(self) -> bool:
-        """True after `aclose`."""
         return self._is_closed
 
     async def aclose(self) -> None:
-        """Cancel the running requests."""
         self._is_closed = True
         for request in self._requests:
             request.cancel()
 
     async def submit(self, query: str) -> Sequence[Passage]:
-        """Return the passages for a query."""
         future: asyncio.Future[Sequence[Passage]] = asyncio.get_running_loop().create_future()
         self._waiting.append((query, future))
         self._start_requests()

@@ -266,27 +266,21 @@ def _reported_fault(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
 
 
 def _policy_first_factory(model: SGLangModel) -> Callable[[], Model]:
-    """Return a model factory that returns the episode's model first, then models of sub-agents."""
     models = iter([model])
     return lambda: next(models, None) or sub_agent_model()
 
 
 def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a reward's information except `acc`; they become parts of the reward."""
     return {name: value for name, value in info.items() if isinstance(value, int | float) and name != "acc"}
 
 
 def _to_json(value: object) -> Any:  # noqa: ANN401 - JSON
-    """Return a value as plain JSON; objects that JSON can't express become their `repr`."""
     return orjson.loads(orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS))
 
 
 @asynccontextmanager
 async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
-    """Yield the factories that hook files created on the running loop, by key; one caller at a time may add factories.
-
-    A value is None if the function at the path returns an environment instead of a factory.
-    """
+    """Yield the factories of hook files on the running loop, by key; one caller at a time may add factories."""
     lock, factories = _FACTORIES.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
     async with lock:
         yield factories
@@ -294,11 +288,7 @@ async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
 
 @functools.cache
 def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
-    """Return strands-env's module `core`; patch strands-env, so that its models on the policy's server record tokens.
-
-    Raises:
-        ConfigError: strands-env is not installed.
-    """
+    """Return strands-env's module `core`; patch strands-env, so that models on the policy's server record tokens."""
     try:
         from strands_env import core
         from strands_env.core import models

@@ -158,7 +158,6 @@ def task_rows(
 
 @contextmanager
 def _as_config_errors(what: str) -> Iterator[None]:
-    """Turn errors of verifiers and of a taskset's code, SystemExit included, into ConfigError."""
     try:
         with exits_as_errors(what):
             yield
@@ -183,11 +182,9 @@ class _Source:
 
     @property
     def name(self) -> str:
-        """The taskset's id."""
         return str(self.config.taskset.id)
 
     def check_machine(self) -> None:
-        """Check once per process that runtimes can start here, and that judges have keys; raise ConfigError if not."""
         with self._lock, _as_config_errors(f"environment_config {self.path}"):
             if self._is_checked:
                 return
@@ -198,7 +195,6 @@ class _Source:
             self._is_checked = True
 
     def find(self, row: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Return the task of a row: the task at the row's index if its key matches, otherwise the task with the key."""
         key, index = row["key"], row["idx"]
         with self._lock, _as_config_errors(f"{self.path}: the taskset {self.name!r}"):
             self._read.extend(itertools.islice(self._rest, max(0, index + 1 - len(self._read))))
@@ -242,13 +238,7 @@ class _Seats:
             raise self.error
 
     def score(self, episode: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return the episode's reward as `score`, and the finite rewards and metrics of the policy's seats by name.
-
-        If several seats are the policy, each name has its seat's name as prefix.
-
-        Raises:
-            ConfigError: No seat is the policy, or the policy's seats got different rewards.
-        """
+        """Return the episode's reward as `score`, and the finite rewards and metrics of the policy's seats by name."""
         traces = [trace for trace in episode.traces if self._is_policy(trace)]
         if not traces:
             raise errors.ConfigError(
@@ -280,7 +270,6 @@ def _start_of(trace: Any) -> tuple[str, str]:  # noqa: ANN401
 
 
 def _error_of(episode: Any) -> Exception:  # noqa: ANN401
-    """Return the error of a failed episode."""
     failed = [trace for trace in episode.traces if not trace.ok]
     error = next((trace.last_error for trace in failed if trace.last_error is not None), episode.last_error)
     if error is None:
@@ -310,7 +299,6 @@ def _config_path(task: Task) -> Path:
 
 
 def _load(path: Path, split: str | None) -> _Source:
-    """Return the tasks and the checked configuration of a file, which is read once per process."""
     with _LOAD_LOCK:  # a taskset may take long to load; the other episodes wait for it
         return _load_once(path, split)
 
@@ -337,7 +325,6 @@ def _load_once(path: Path, split: str | None) -> _Source:
 
 
 def _check_runtime(name: str, kind: str) -> None:
-    """Check that a runtime can start on this machine."""
     remedy = f'; set `{name}.type = "subprocess"` to run the harness as your user on this machine'
     if kind == "subprocess" and shutil.which("uv") is None:
         raise errors.ConfigError(f"{name} is {kind!r}, which needs uv; run: pip install uv, and add its folder to PATH")
@@ -361,7 +348,6 @@ def _check_runtime(name: str, kind: str) -> None:
 
 
 def _check_judge(judge: Any) -> None:  # noqa: ANN401
-    """Check that a judge's key is set, unless the judge's server is on this machine."""
     host = urlsplit(judge.base_url).hostname
     if resolve_api_key(judge) == "EMPTY" and host not in _LOCAL_HOSTS:
         raise errors.ConfigError(

@@ -280,7 +280,6 @@ _IGNORED_KEYS: Final = [name for name, field in DataSetEntry.model_fields.items(
 
 
 def _datasets_as_list(datasets: object) -> object:
-    """Convert a mapping of data sets by name to a list; return any other value unchanged."""
     if not isinstance(datasets, dict):
         return datasets
     entries = {name: {} if entry is None else entry for name, entry in datasets.items()}

@@ -134,7 +134,6 @@ def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
 
 
 def _fixed_values(settings: RolloutSettings) -> dict[str, Any]:
-    """Return the settings that a protocol fixes, by name."""
     values = settings_identity(settings)
     reward = {f"reward.{name}": values["reward"][name] for name in _REWARD_SETTINGS}
     return {name: value for name, value in values.items() if name not in {*_NOT_FIXED, "reward"}} | reward

@@ -265,7 +265,6 @@ class ResultsFile:
 
 
 def _run_differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """Return the differences between two runs as text; if the protocols differ, name only the protocols."""
     protocols = ({"protocol": run.get("protocol")} for run in (recorded, requested))
     return describe_differences(*protocols) or describe_differences(recorded, requested)
 
@@ -508,7 +507,6 @@ def _instruction_accuracy(scored: Sequence[SampleResult]) -> float | None:
 
 
 def _drift_totals(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
-    """Return counts of the samples whose drift was measured, and of their tokens; None if there are none."""
     found = [result.drift for result in scored if result.drift is not None]
     if not found:
         return None

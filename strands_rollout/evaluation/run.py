@@ -257,7 +257,7 @@ class EvaluationSession:
                 self._seconds = time.monotonic() - started
 
     async def _play_sample(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
-        """Play a sample; return its outcome, and its line for the results file, with None as drift."""
+        """Play a sample; return its outcome, and its line for the results file."""
         eval_set = self._sets[key.data_set]
         sample = eval_set.rows[key.problem].sample(
             index=key.problem * eval_set.sampling.samples + key.number,
@@ -480,7 +480,6 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
-    """Return a table of at least one row, with the rows' keys as headers."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0]:
         table.add_column(name, justify="left" if name in _LEFT_ALIGNED else "right", no_wrap=True)
@@ -549,11 +548,6 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the rows of a data set's table.
-
-    If no problem has a label, the labels are left out. If no problem has a majority answer, the mean rewards are shown
-    instead of the majority answers.
-    """
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()

@@ -197,11 +197,6 @@ def write_sets(sets: Sequence[ProtocolSet], folder: Path) -> None:
 
 
 def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
-    """Return the files of data sets by name, from `NAME=PATH`.
-
-    Raises:
-        ConfigError: An entry has another form, a name is given twice, or, if `must_exist`, a file does not exist.
-    """
     paths: dict[str, Path] = {}
     for entry in given:
         name, _, path = entry.partition("=")

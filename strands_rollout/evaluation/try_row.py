@@ -177,7 +177,6 @@ class Transcript(HookProvider):
 
 
 def _list_errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
-    """Return the errors of the episode (if `of_episode`), of its reward, and of the checks of its tokens."""
     reward = outcome.sample.reward
     errors = of_episode and outcome.facts.error, reward.get("error") if isinstance(reward, Mapping) else None
     return [*(str(error) for error in errors if error), *outcome.contract_violations, *outcome.tito_violations]
@@ -415,11 +414,7 @@ class PolicyServer:
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
     def _write_turn(self, turn: WrittenTurn) -> tuple[str, int]:
-        """Return a turn as the template writes it, and its end token.
-
-        Raises:
-            PolicyEndedError: The tool parser does not read all calls of the turn.
-        """
+        """Return a turn as the template writes it, and its end token."""
         text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if sum(isinstance(segment, ToolCall) for segment in segments) < len(turn.calls):
@@ -517,11 +512,7 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings of the episode: with the transcript's hook, unless a program plays the episode.
-
-    `max_failed_groups` is set to None and `on_engine_abort` to "return". With --you, `episode_timeout_s` is set to None
-    too.
-    """
+    """Return the settings of the episode: with the transcript's hook, unless a program plays the episode."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     # the local server answers with an abort when the policy gives no turn: the episode then ends
     changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}

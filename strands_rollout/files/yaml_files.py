@@ -42,9 +42,6 @@ def _expanded_size(root: yaml.Node) -> int:
     """Count the values of a document with all aliases expanded.
 
     Each node is visited once, so counting is fast even if the expanded document would not fit into memory.
-
-    Raises:
-        ValueError: A node contains itself, or nodes are nested more than `_MAX_DEPTH` levels deep.
     """
     sizes: dict[int, int] = {}
     entered: set[int] = set()

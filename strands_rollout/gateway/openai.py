@@ -110,11 +110,7 @@ def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
 
 
 def _may_call_tools(body: Item) -> bool:
-    """Return whether the policy may call tools.
-
-    Raises:
-        PromptError: `tool_choice` is an object, which is not supported.
-    """
+    """Raise PromptError if `tool_choice` is an object, which is not supported."""
     choice: str = field_of(body, "tool_choice", str, "'auto' or 'none'")
     return choice != "none"
 
@@ -263,12 +259,11 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the history of a request that refers to an earlier response: the earlier items, then the new items.
+    """Return the history of a request that refers to an earlier response.
 
     Strands' agents send their whole history in each request, even if the request refers to an earlier response. So if
-    the new items contain one of the earlier calls, they are treated as a history that overlaps the earlier items: the
-    last earlier item that equals the first new item is dropped, and so are all earlier items after it. If no earlier
-    item equals the first new item, none is dropped.
+    the new items contain one of the earlier calls, the earlier items are cut before the last one that equals the first
+    new item.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)

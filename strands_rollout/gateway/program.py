@@ -116,8 +116,6 @@ class ProcessEnd:
 class ProgramRun(EpisodeRun):
     """An episode that a program plays at the gateway.
 
-    The run observes the session, and stops the program at a limit or an abort.
-
     Args:
         program: The program.
         model: A model for this episode alone, resumed if `progress` is given.
@@ -215,10 +213,6 @@ class ProgramRun(EpisodeRun):
         self.tool_names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Add the main conversation's last turn to the journal.
-
-        If the episode could not be continued from the journal, close the journal instead.
-        """
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
@@ -252,7 +246,7 @@ class ProgramRun(EpisodeRun):
         raise SessionEndedError(f"the limit {limit} of this episode is reached")
 
     async def _run_program(self) -> object:
-        """Run the program; return its result, or None if it was stopped. In any case, close its endpoint."""
+        """Return the program's result; None if it was stopped."""
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
@@ -274,8 +268,7 @@ class ProgramRun(EpisodeRun):
     def _root_cause(self) -> Ending | None:
         """Return the ending due to a limit or to an error of the policy's turns; both make the program's requests fail.
 
-        Return None if no limit was reached and no turn failed. If the error is a ConfigError, return None, too, since a
-        timeout takes precedence over a ConfigError.
+        A ConfigError is no root cause, since a timeout takes precedence over it.
         """
         if self.limit is not None:
             return self.limit, None
@@ -310,7 +303,6 @@ class ProgramRun(EpisodeRun):
 
     @property
     def _is_cut(self) -> bool:
-        """True if a token limit cut the main conversation's last turn."""
         return self.model.conversation.branch.stop_reason == "max_tokens"
 
     def _finish(self, ending: Ending) -> Episode:

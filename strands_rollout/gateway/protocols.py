@@ -155,7 +155,6 @@ REFUSED: Final = (
 )
 # fields of a tool that, in other servers, change what the model reads of the tool or constrain how calls are sampled
 _IGNORED_TOOL_FIELDS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
-# grammars that are written in JSON
 _JSON_GRAMMARS: Final = ("json_schema", "structural_tag")
 _CLEARS_THINKING: Final = "clear_thinking_20251015"
 
@@ -207,10 +206,7 @@ class TurnRequest:
 class _Body:
     """A request's body and its parsed JSON.
 
-    Attributes:
-        raw: The body.
-        parsed: The parsed JSON of the body.
-        end: Position in `raw` after the last item of the list of items; 0 until a longer body has revealed it.
+    `end` is the position in `raw` after the last item of the list of items; 0 until a longer body has revealed it.
     """
 
     raw: bytes
@@ -218,10 +214,7 @@ class _Body:
     end: int = 0
 
     def extended(self, raw: bytes, name: str) -> _Body | None:
-        """Return the parsed body `raw` if it only appends items to this body's list `name`; otherwise return None.
-
-        Once `end` is known, only the new items are parsed.
-        """
+        """Return the parsed body `raw` if it only appends items to this body's list `name`; otherwise return None."""
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
@@ -250,12 +243,8 @@ def _first_difference(one: bytes, other: bytes) -> int:
 class _ReadItems:
     """The items of a request, and the system texts and messages that they were converted to.
 
-    Attributes:
-        items: The request's items.
-        pieces: For each item, the pieces that it was converted to.
-        system: Texts of the system pieces that come before the first piece of another role.
-        messages: Messages of all other pieces.
-        last: Role of the piece that was added to `messages` last; "" if there is none.
+    `system` has the texts of the system pieces before the first piece of another role. `last` is the role of the piece
+    that was added to `messages` last; "" if there is none.
     """
 
     items: Sequence[Item]
@@ -294,8 +283,7 @@ class ItemCache:
     def parsed(self, raw: bytes, name: str) -> object:
         """Return a body's JSON; if it only appends items to the list `name` of an earlier body, parse only these items.
 
-        The first body that extends an earlier body is also parsed as a whole, to find out where the list ends. Without
-        this cache, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
+        Without this cache, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
         Raises:
             ValueError: The body is not JSON.
@@ -358,7 +346,7 @@ class ApiProtocol(ABC):
     _MAX_REMEMBERED: ClassVar[int] = 256
 
     def __init__(self) -> None:
-        self._remembered: dict[str, Mapping[str, Any]] = {}  # stored fields, by the ids of answers
+        self._remembered: dict[str, Mapping[str, Any]] = {}
 
     def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
         """Store the fields that a request inherits if it refers to this answer; keep those of the last 256 answers."""
@@ -543,11 +531,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """Return the value of the first field in `names` that the request has; None if it has none of them.
-
-    Raises:
-        PromptError: The value is not a whole number, or is less than `at_least`.
-    """
+    """Return the value of the first field in `names` that the request has; None if it has none of them."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None

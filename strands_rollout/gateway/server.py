@@ -121,7 +121,6 @@ class Gateway:
         answer: Callable[[web.Request, Session, ApiProtocol, TurnRequest], Awaitable[web.StreamResponse]],
         request: web.Request,
     ) -> web.StreamResponse:
-        """Parse a request and answer it with `answer`; answer every failure in the API's format."""
         kind = _PROTOCOLS[request.path]
         found = await self.session_of(request)
         if found is None:  # checked first: without a known key, the body is not read

@@ -96,8 +96,6 @@ class SessionFacts:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request that is being answered."""
-
     request: TurnRequest
     branch: Branch
     task: asyncio.Task[Reply]
@@ -147,7 +145,6 @@ class Session:
         last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first request, time of the
             session's start. Reading the session's samples over HTTP counts as a request, too.
         context: The episode's context variables; each turn is sampled in a copy of them.
-        observer: Follows the session; None for no observer.
     """
 
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
@@ -296,12 +293,6 @@ class Session:
         return await self._result_of(self._begin_turn(request, client_request, place, is_gone))
 
     def _check_open(self) -> None:
-        """Check that the session can answer one more request.
-
-        Raises:
-            SessionEndedError: The episode is over.
-            BusySessionError: There are too many concurrent requests.
-        """
         if self._ended is not None:
             raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
         if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
@@ -362,7 +353,6 @@ class Session:
         place: ExtendBranch | BeginBranch,
         client_messages: StrandsMessages,
     ) -> Reply:
-        """Sample the turn of a request at the place that was entered, and store the reply in the record."""
         branch, params = conversation.branch, self._allowed_params(request.params)
         end = len(place.new_messages) + (0 if branch.is_new else len(branch.messages))
         try:
@@ -389,11 +379,7 @@ class Session:
         return reply
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """Wait for the reply of a turn; if the waiting handler is cancelled, the turn continues.
-
-        Raises:
-            SessionEndedError: The turn was cancelled because the session has ended.
-        """
+        """Wait for the reply of a turn, which continues if the waiting handler is cancelled."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -422,10 +408,7 @@ class Session:
             raise
 
     def _make_main(self, conversation: Conversation) -> None:
-        """Make an agent's conversation the main conversation, instead of the first conversation, which had no tools.
-
-        This ends a replay.
-        """
+        """Make an agent's conversation the main one instead of the first, which had no tools; this ends a replay."""
         before = self.model.conversation
         self.model.record.promote(conversation)
         before.kind = "aside"
@@ -442,10 +425,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters without those that the session sets; note those that it overrides.
-
-        Stop strings are added to the session's; of two values of `max_new_tokens`, the smaller one is used.
-        """
+        """Return a client's sampling parameters without those that the session sets; note those that it overrides."""
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
             if name == "stop":
@@ -460,11 +440,7 @@ class Session:
         return params
 
     def _check_fields(self, request: TurnRequest) -> None:
-        """Check that a request's template arguments are the policy's; note the request's fields that have no effect.
-
-        Raises:
-            PromptError: A template argument is not the policy's.
-        """
+        """Raise PromptError if a template argument is not the policy's; note the fields that have no effect."""
         used = self.model.template_kwargs
         for name, value in request.template_kwargs.items():
             if used.get(name) != value:
@@ -490,14 +466,7 @@ class Session:
             self.facts.differences.append(f"request {self.facts.requests}: {description}")
 
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
-        """Check the number of histories, and count a request that matches no branch as a fork.
-
-        A request without an assistant message, and without a message in common with a branch, begins a conversation; it
-        is not counted as a fork.
-
-        Raises:
-            HistoryLimitError: There are too many histories.
-        """
+        """Check the number of histories, and count the request as a fork unless it begins a conversation."""
         histories = sum(
             not branch.is_new or conversation.is_sampling(branch)
             for conversation in self.model.record

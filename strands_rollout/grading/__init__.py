@@ -190,12 +190,7 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
 
 
 def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the text after the last "Answer:" with the label's integer part; return the verdict and the text.
-
-    Raises:
-        ValueError: The label is not a number.
-        OverflowError: The label is infinite.
-    """
+    """Compare the text after the last "Answer:" with the label's integer part; return the verdict and the text."""
     answers: list[str] = _ANSWER.findall(tail)
     pred = _normalize(answers[-1] if answers else NO_ANSWER)
     return pred == str(int(float(_normalize(str(label))))), pred
@@ -204,8 +199,7 @@ def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
     """Compare the content of the last box with the label; return the verdict and the content.
 
-    A label that is not a string never equals the content. Return False and "" if there is no box, or if its braces
-    are unbalanced.
+    A label that is not a string never equals the content.
     """
     start = tail.rfind(_BOX)
     depth = 0

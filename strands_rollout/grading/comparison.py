@@ -364,7 +364,6 @@ def _are_differences_proportional(first: Relation, second: Relation, budget: Bud
 
 
 def _difference(relation: Relation) -> Expression | None:
-    """Return the left side minus the right side; None unless the relation has two sides and both are formulas."""
     left, right = (node_of(part) for part in relation.parts[:2])
     if len(relation.parts) != 2 or left is None or right is None:
         return None
@@ -381,7 +380,6 @@ def _divisors(node: Expression) -> set[Expression]:
 
 
 def _variables(key: Key) -> set[str]:
-    """Return the variables of a condition or formula; empty for any other key."""
     if isinstance(key, Relation | Combination):
         return set().union(*map(_variables, key.parts))
     node = node_of(key)
@@ -389,7 +387,6 @@ def _variables(key: Key) -> set[str]:
 
 
 def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
-    """Return whether two intervals, sets or conditions are known to allow the same real numbers; see `_region`."""
     pieces, others = _region(first, budget), _region(second, budget)
     if pieces is None or others is None or len(pieces) != len(others):
         return False
@@ -434,7 +431,6 @@ def _interval(group: ValueGroup, budget: Budget) -> list[Piece] | None:
 
 
 def _end_point(key: Key, budget: Budget) -> Value | None:
-    """Return the real number of a key, or an infinite float; None for any other key."""
     if _text(key) in _INFINITIES:
         return _INFINITIES[_text(key)]
     node = node_of(key)
@@ -442,10 +438,7 @@ def _end_point(key: Key, budget: Budget) -> Value | None:
 
 
 def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
-    """Return the solutions of an inequality or chain of inequalities in one variable.
-
-    Return None if the relation has an equals sign, not exactly one variable, or a part that is not linear.
-    """
+    """Return the solutions of an inequality or chain of inequalities in one variable."""
     names = _variables(relation)
     if len(names) != 1 or "=" in relation.signs:
         return None
@@ -492,7 +485,6 @@ REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 
 def _union(pieces: list[Piece]) -> list[Piece]:
-    """Return the union of pieces, as disjoint pieces in ascending order."""
     union: list[Piece] = []
     by_cut = functools.cmp_to_key(_compare_cuts)
     for piece in sorted(pieces, key=lambda piece: by_cut(piece[0])):
@@ -511,7 +503,6 @@ def _complement(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _intersection(regions: Sequence[list[Piece]]) -> list[Piece]:
-    """Return the intersection of the regions, as disjoint pieces in ascending order."""
     result = [REALS]
     for region in regions:
         pairs = [(a, b) for a in result for b in region]
@@ -522,7 +513,6 @@ def _intersection(regions: Sequence[list[Piece]]) -> list[Piece]:
 
 
 def _compare_cuts(first: Cut, second: Cut) -> int:
-    """Return a negative number if the first cut is left of the second, a positive number if it is right of it, or 0."""
     a, b = first[0], second[0]
     if isinstance(a, float) or isinstance(b, float):  # a float is infinite: finite numbers are fractions or mpmath's
         is_less, is_same = a == -inf != b or b == inf != a, isinstance(a, float) and isinstance(b, float) and a == b

@@ -141,7 +141,6 @@ class _Parser:
         return token
 
     def _take_signs(self) -> bool:
-        """Consume all signs; return whether they negate."""
         is_negative = False
         while self.next in ("+", "-"):
             is_negative ^= self._take() == "-"
@@ -277,7 +276,6 @@ class _Parser:
         return node
 
     def _variadic_function(self, name: str) -> Expression:
-        """Parse a function of several arguments, separated by commas."""
         self._enter()
         self._take("(")
         args = [self.sum()]

@@ -160,7 +160,6 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Return whether the text from `start` ends in the text after an "Answer:", or in a line with the answer."""
     labels = list(ANSWER_LABEL.finditer(text, start))
     if labels and "\n" not in text[labels[-1].end() :]:
         return True
@@ -186,8 +185,7 @@ def last_answer_line(text: str) -> str:
 def _formula_of(line: str) -> str:
     """Return the only formula of a line whose other words have no digit and no negation ("the sum is $42$.").
 
-    A sign right before the formula, and a unit right after it, belong to it. For any other line, return
-    `_whole_formula`; return a very long line unchanged.
+    A sign right before the formula, and a unit right after it, belong to it.
     """
     if len(line) > _MAX_LINE_CHARS:
         return line

@@ -105,7 +105,6 @@ _LOADING: Final = threading.Lock()
 
 @functools.cache
 def _library() -> Any:  # noqa: ANN401 - a module without type information
-    """Return the module of lm-evaluation-harness with the checkers; raise a ConfigError if it is not installed."""
     try:
         with _LOADING, contextlib.redirect_stdout(sys.stderr):  # the import prints messages about a download
             import langdetect

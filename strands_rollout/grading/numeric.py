@@ -222,13 +222,7 @@ class _Evaluation:
         self._decimal_log = decimal_log
 
     def of(self, node: Expression) -> Value:
-        """Return the value of a formula.
-
-        Raises:
-            _UndefinedError: The formula has no value at this point.
-            TooComplexError: A part of the formula is too large or too small to compute, or no steps are left.
-            OutOfTimeError: The time is over.
-        """
+        """Return the value of a formula; raise _UndefinedError if it has none at this point."""
         if node.kind == "number":
             return self._checked_value(node.value)
         if node.kind == "symbol":
@@ -244,10 +238,7 @@ class _Evaluation:
         return self._checked_value(operation(*values))
 
     def _checked_value(self, value: Value, *, is_exact: bool = True) -> Value:
-        """Check the size of a value, spend steps on it, and return it.
-
-        If not `is_exact`, return 0 for a value near 0.
-        """
+        """Check the size of a value, spend steps on it, and return it."""
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)
@@ -368,12 +359,6 @@ class _Evaluation:
         return Fraction(math.lcm(*self._whole_numbers(values)))
 
     def _whole_numbers(self, values: Sequence[Value]) -> list[int]:
-        """Return values as integers.
-
-        Raises:
-            _UndefinedError: A value is not a whole number, or all are 0.
-            TooComplexError: The values have too many digits.
-        """
         if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
             raise _UndefinedError
         if sum(_bits(value) for value in values) > _MAX_BITS:
@@ -427,7 +412,6 @@ def _is_real(value: Value) -> bool:
 
 
 def _to_mpmath(value: Value) -> Value:
-    """Return a fraction as an mpmath number; any other value unchanged."""
     if not isinstance(value, Fraction):
         return value
     return _local.mp.mpf(value.numerator) / value.denominator

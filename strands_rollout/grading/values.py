@@ -161,7 +161,6 @@ def numeral_in_base(text: str) -> tuple[str, int] | None:
 
 
 def _decimal_value(text: str) -> Fraction:
-    """Return the value of a decimal number, which may have spaces or commas between groups of digits."""
     return Fraction(text.replace(",", "").replace(" ", "").removesuffix("."))
 
 

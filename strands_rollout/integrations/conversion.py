@@ -169,7 +169,6 @@ class SamplingNames:
         return sglang_params
 
     def _check_neutral(self, name: str, value: Value) -> None:
-        """Raise ConfigError for a parameter that is unknown, or whose value is neither None nor neutral."""
         known = [*self.names, *self.neutral, *self.missing]
         if name not in known:
             near = get_close_matches(name, known, n=1)

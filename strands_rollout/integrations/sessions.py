@@ -129,8 +129,6 @@ class SessionServer:
         ]
 
     def _require_owner_key(self, handler: _Handler) -> _Handler:
-        """Return a handler that requires the owner's key, if one is set, and answers errors with their HTTP status."""
-
         async def handle(request: web.Request) -> web.Response:
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if self._owner_key is not None and not hmac.compare_digest(_to_bytes(key), _to_bytes(self._owner_key)):

@@ -56,7 +56,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """Return the metrics; the end of a name tells SkyRL whether to average or sum the values when it joins batches."""
+    """The end of a name tells SkyRL whether to average or sum the values when it joins batches."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
@@ -149,7 +149,6 @@ class StrandsGenerator:
 
 
 def _new_samples(input_batch: Mapping[str, Any]) -> list[Sample]:
-    """Return a new sample for each prompt."""
     prompts = input_batch["prompts"]
     extras = input_batch.get("env_extras") or [{} for _ in prompts]
     ids = input_batch.get("trajectory_ids") or [None for _ in prompts]

@@ -62,7 +62,6 @@ def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, 
 def _containers(
     row: TokenRow, tokenizer: PreTrainedTokenizerBase, prompt_length: int, response_length: int, *, padded: bool
 ) -> TensorDict:
-    """Return the TensorDict of a row, with prompt and response padded to at least these lengths."""
     before = max(0, prompt_length - len(row.prompt_ids))
     after = max(0, response_length - len(row.response_ids))
     pad_ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, 0]
@@ -391,5 +390,4 @@ def _require_strings(values: Iterable[object], name: str) -> list[str]:
 
 
 def _nested_key(*keys: _Key) -> tuple[str, ...]:
-    """Join keys to one nested key."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))

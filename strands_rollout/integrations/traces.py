@@ -150,10 +150,7 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return the start and end of a span, each at most `_MAX_SECONDS`.
-
-    If `recorded` is None, the span starts when the last span in `before` ends, and takes `seconds` (None: 0).
-    """
+    """If `recorded` is None, the span starts when the last span in `before` ends, and takes `seconds` (None: 0)."""
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
@@ -252,7 +249,6 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
 
 
 def _error_type(sample: FinishedSample) -> str | None:
-    """Return a failed sample's error class, else its stop reason, else "failed"; None if the sample did not fail."""
     if sample.status != "failed":
         return None
     match = _ERROR_TYPE.match(sample.facts.error or "")
@@ -260,7 +256,6 @@ def _error_type(sample: FinishedSample) -> str | None:
 
 
 def _exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribute]:
-    """Return attributes without None and without values of types that an exporter can't write."""
     values = {name: _attribute_value(value) for name, value in attributes.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -283,7 +278,6 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str, Any]:
-    """Return the attributes of a sample's prompt, last answer, label and error, with secrets masked."""
     values, facts = record.values, record.facts
     prompt = values.get("prompt")
     messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -305,10 +299,7 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
 def _turn_contents(
     record: DumpRecord, previous_end: int, start: int, end: int, finish: str | None, secrets: Collection[str]
 ) -> dict[str, Any]:
-    """Return the attributes of a turn's output, tokens `start` to `end` - 1, and of the context before it.
-
-    `previous_end` is the end of the previous turn.
-    """
+    """Return attributes of a turn's output (tokens `start` to `end` - 1) and of the context before it."""
     tokens = record.values["tokens"]
     context, output = _text(record, tokens[previous_end:start]), _text(record, tokens[start:end])
     output_messages = None
@@ -386,10 +377,7 @@ def send_dump(
 
 
 class _Sender:
-    """Records the spans of episodes, and sends them in batches.
-
-    The SDK's batch processor is not used, since it drops spans when the collector is slow.
-    """
+    """Sends spans in batches; the SDK's batch processor would drop spans when the collector is slow."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())
@@ -405,9 +393,6 @@ class _Sender:
         """Record the spans of an episode, root span first; send all recorded spans once they fill a batch.
 
         A sibling of a fan-out is linked to the main agent's trace, if the main agent's episode was recorded before.
-
-        Raises:
-            ExportError: Spans can't be sent to the collector.
         """
         attributes = spans[0].attributes
         rollout, part = attributes.get(f"{PREFIX}rollout_id"), attributes.get(f"{PREFIX}fan_out.part")
@@ -436,11 +421,6 @@ class _Sender:
         return recorded
 
     def flush(self) -> None:
-        """Send all recorded spans.
-
-        Raises:
-            ExportError: Spans can't be sent to the collector.
-        """
         spans = self._unsent.get_finished_spans()
         self._unsent.clear()
         for batch in (spans[start : start + _BATCH_SPANS] for start in range(0, len(spans), _BATCH_SPANS)):

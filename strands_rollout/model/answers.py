@@ -70,16 +70,12 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
 def _split_turn(
     parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
 ) -> list[Segment]:
-    """Split a turn with `split`, a method of `parser`; if it raises, return one failure with the whole text.
-
-    Only a MemoryError is raised. If other errors ended the episode, its sample would not be trained: the policy could
-    keep samples out of training by writing text that causes such an error.
-    """
     try:
         return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything
+        # if the error ended the episode, the policy could keep samples out of training by writing text that causes it
         kind = (type(parser), type(e))  # one traceback per parser and error type: a policy may often write such text
         message = "bug in a tool parser parser=%s: it raised an exception on sampled text"
         log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)
@@ -184,7 +180,6 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
 
 
 def _content_block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
-    """Return a segment of a turn as a content block; {} if it is empty text or reasoning."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):

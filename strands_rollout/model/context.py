@@ -83,7 +83,6 @@ def _with_images(
 
 
 def _set_shown_ids(branch: Branch, chat: list[ChatMessage]) -> None:
-    """Replace the tool-use ids in messages by the ids that the template shows."""
     for message in chat:
         if "tool_call_id" in message:
             message["tool_call_id"] = branch.calls.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
@@ -99,10 +98,7 @@ def _fit_turn_ids(
     remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Return the ids of new messages.
-
-    If they leave fewer than `min_turn_tokens`, tool results are cut to a common maximum length, if need be to nothing.
-    """
+    """Return the ids of new messages; cut tool results, if need be to nothing, to leave `min_turn_tokens`."""
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
     tool_indices = [
@@ -145,12 +141,10 @@ async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
 
 
 async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Return the images of new messages; [] if all messages are text, as usual."""
     return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
-    """Return the result of `encode`; call it in a thread if long messages would block the loop."""
     if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
         return encode()
     return await asyncio.to_thread(encode)

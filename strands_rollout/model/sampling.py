@@ -169,8 +169,7 @@ class TurnSampler:
     async def fetch_context_length(self, client: SGLangClient) -> None:
         """Fetch the engine's context length, unless it was fetched in this `connection_epoch` of the client.
 
-        If the engine reports no context length, the length may become known later, when the engine refuses a request as
-        too long. If the engine can't be reached within the client's patience, the next `sample` raises the
+        If the engine can't be reached within the client's patience, the next `sample` raises the
         `EngineUnavailableError`.
         """
         if self._connection_epoch == client.connection_epoch:
@@ -247,7 +246,6 @@ class TurnSampler:
                 await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Return an aborted answer without its unusable tokens; if the turn had ended, return it as complete."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -263,10 +261,7 @@ class TurnSampler:
         return generation
 
     def _final_stop(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
-        """Return the stop token or stop string that an output ends with; None if it ends with neither.
-
-        With `ignore_eos`, no token is a stop token.
-        """
+        """Return the stop token or stop string that an output ends with; None if it ends with neither."""
         if not params.get("ignore_eos") and ids[-1] in self._end_ids.union(params.get("stop_token_ids") or ()):
             return ids[-1]
         stops = params.get("stop") or ()
@@ -277,11 +272,6 @@ class TurnSampler:
     async def _generate(
         self, request: SamplingRequest, params: Mapping[str, Any], *, is_retry: bool = False
     ) -> Generation:
-        """Send a request, and return its checked answer.
-
-        If the engine refuses the request as too long and reports a smaller context length than was known, retry once,
-        with fewer tokens to sample.
-        """
         client, config, trajectory = request.client, request.config, request.trajectory
         images = [*trajectory.images, *request.images]
         allowance, limit = self._allowance(request, params.get("max_new_tokens"))
@@ -307,6 +297,7 @@ class TurnSampler:
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
+            # the smaller context leaves fewer tokens to sample
             return await self._generate(request, params, is_retry=True)
         if generation.weight_version != self._noted_version:
             self._noted_version = generation.weight_version
@@ -325,7 +316,6 @@ class TurnSampler:
         vocab_size: int | None,
         images: Sequence[PlacedImage],
     ) -> EncodedIds:
-        """Return the encoded input of the next request. If there are no images, only new ids are encoded."""
         ids = trajectory.token_ids
         if images:
             return EncodedIds(collapsed_ids([*ids, *context_ids], images, self._decode), vocab_size=vocab_size)
@@ -334,7 +324,6 @@ class TurnSampler:
         return self._prompt.with_context(context_ids)
 
     def _allowance(self, request: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
-        """Return the maximum number of tokens to sample, and the limit that sets it; see `turn_allowance`."""
         trajectory = request.trajectory
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
         return turn_allowance(
@@ -369,16 +358,7 @@ class TurnSampler:
 def _check_continuation(request: SamplingRequest, generation: Generation, empty_aborts: Outage | None) -> None:
     """Raise an error if a turn that the engine aborted must not be continued.
 
-    Args:
-        request: The turn.
-        generation: The engine's aborted answer.
-        empty_aborts: The consecutive aborts without a usable token; None if the answer has a usable token.
-
-    Raises:
-        EngineAbortedError: The rollout is aborted, or `continue_aborted` is False.
-        EngineRejectedError: The engine aborted the turn because of an error of the request (a status of 4xx).
-        EngineUnavailableError: The engine aborted the turn because of another error, or aborts it again and again
-            without a usable token.
+    `empty_aborts` has the consecutive aborts without a usable token; None if this answer has a usable token.
     """
     status, reason = generation.finish_reason.status_code, _abort_reason(generation)
     aborted = f"the engine aborted the request after {len(generation.output_ids)} tokens"

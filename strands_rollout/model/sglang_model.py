@@ -293,11 +293,7 @@ class SGLangModel(Model):
             return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
-        """Return the recorded answer to a repeated request; if no answer is recorded, end the replay and return None.
-
-        Raises:
-            ReplayError: The request differs from the recorded requests.
-        """
+        """Return the recorded answer to a repeated request; if there is none, end the replay and return None."""
         recorded, count = self._replayed, len(messages)
         pairs = zip(recorded, messages, strict=False)
         at = next((n for n, (old, new) in enumerate(pairs) if not is_same_message(old, new)), None)
@@ -378,12 +374,10 @@ class SGLangModel(Model):
         return answer
 
     def _sampler(self, conversation: Conversation) -> sampling.TurnSampler:
-        """Return the sampler of a conversation's turns."""
         # `setdefault`, because another thread that reads the engine's state may make the sampler at the same time
         return self._samplers.get(conversation) or self._samplers.setdefault(conversation, self._new_sampler())
 
     def _may_rewrite(self, conversation: Conversation) -> bool:
-        """Return whether a request may rewrite the history of a conversation."""
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
@@ -542,7 +536,6 @@ class SGLangModel(Model):
 
 
 def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
-    """Return the error message for a request that does not extend what the policy has read."""
     if place.head_changes:
         return (
             f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected the system "

@@ -95,7 +95,6 @@ class WireRecorder:
 
 
 def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers to forward: without headers about the connection, or about the body's length and encoding."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
@@ -132,7 +131,6 @@ async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
 
 
 def _with_answer(exchange: Exchange, body: bytes) -> Exchange:
-    """Return the exchange with the ids and logprobs in the answer's body; unchanged if the body has no generation."""
     answer = _json_object(body)
     if not isinstance(answer.get("output_ids"), list):
         return exchange
@@ -148,7 +146,6 @@ def _with_answer(exchange: Exchange, body: bytes) -> Exchange:
 
 
 def _json_object(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object in a body; empty if there is none."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

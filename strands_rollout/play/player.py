@@ -166,7 +166,6 @@ async def open_player(
 
 
 def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """Set the number of episode workers to `count`; if it is 0 and Ray is connected, keep the settings' own number."""
     ray = sys.modules.get("ray")
     keeps_settings = not count and ray is not None and ray.is_initialized()
     return settings if keeps_settings else {**settings, "episode_workers": count}

@@ -229,7 +229,6 @@ def _parse_row(
 
 
 def _parse_json(text: str) -> object:
-    """Parse a text as JSON; return None if it is malformed."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

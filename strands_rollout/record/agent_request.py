@@ -84,7 +84,6 @@ class AgentRequest:
         return BeginBranch(match.conversation, [*self.messages], match.difference, match.head_changes)
 
     def _conversation(self, record: Record) -> Conversation | None:
-        """Return the conversation bound to the agent, else the first that the request may belong to, else None."""
         known = record.conversation_of(self.agent, self.signal)
         return known if known is not None else next(filter(self._may_belong_to, record), None)
 
@@ -174,11 +173,7 @@ def is_extended_by(branch: Branch, messages: StrandsMessages) -> bool:
 
 
 def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages begin with the messages that the policy has read on a branch.
-
-    Most messages are equal, and comparing equal messages is fast. Strands cleans messages before some calls of a model
-    and not before others, so unequal messages are cleaned and compared again.
-    """
+    """Compare as sent, then cleaned: Strands cleans messages before some calls of a model and not before others."""
     start, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
     if start == read:
         return True

@@ -162,13 +162,11 @@ class ClientRequest:
         return BeginBranch(conversation, new_messages, reason, match=best, shared=best.length, origin=origin)
 
     def _new_conversation(self, record: Record) -> Conversation | ConversationKind:
-        """Return the main conversation for the first request with tools, else the kind of the conversation to begin."""
         if not self.head.tools:
             return "aside"
         return "agent" if record.has_begun(record.main) else record.main
 
     def _reason(self, best: ClientMatch | None) -> str:
-        """Describe why the request extends no branch, given its best match."""
         if best is None:
             return "no conversation so far begins like this history"
         if best.has_same_head:
@@ -290,11 +288,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
     - omitted calls, if at least one call is left and all remaining calls have the ids with which they were sent, since
       some agents omit calls that they have not run.
 
-    Args:
-        sent: The message that was sent.
-        got: The client's message.
-        call_ids: Receives the ids that the client uses for the calls.
-        changed_calls: Receives a description of each call that was changed or omitted.
+    Adds the client's ids of the calls to `call_ids`, and descriptions of changed or omitted calls to `changed_calls`.
     """
     sent_ids = {call["toolUseId"] for call in sent.calls}
     has_sent_ids = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & sent_ids) == len(got.calls)

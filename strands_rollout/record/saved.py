@@ -368,11 +368,7 @@ def closing_record(reason: str) -> bytes:
 
 
 def _as_json(record: dict[str, Any]) -> bytes | None:
-    """Return a journal record as JSON; None if it can't be written.
-
-    If messages or results have values that JSON can't express, all messages and results are first reduced to what the
-    policy reads.
-    """
+    """Return None if messages or results can't be written as JSON, even reduced to what the policy reads."""
     try:
         return orjson.dumps(record)
     except TypeError:

@@ -191,12 +191,7 @@ def take_leftover_records(folder: Path) -> dict[str, list[bytes]]:
 
 
 class _File:
-    """A file of journal records that this process has locked.
-
-    Attributes:
-        size: Number of bytes up to the end of the last whole frame.
-        unfinished: Keys of the unfinished episodes in the file.
-    """
+    """A file of journal records that this process has locked; `size` is the end of its last whole frame."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -245,11 +240,7 @@ class _File:
         self.size += length
 
     def read(self) -> dict[bytes, list[bytes]]:
-        """Return the records of unfinished episodes by their keys, and cut the file after the last whole frame.
-
-        Raises:
-            ValueError: The file has another format.
-        """
+        """Return the records of unfinished episodes by their keys, and cut the file after the last whole frame."""
         found: dict[bytes, list[bytes]] = {}
         size = os.fstat(self._descriptor).st_size
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:

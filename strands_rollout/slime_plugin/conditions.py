@@ -149,10 +149,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a class of trans
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    """Return the digest of the file with the code at a path; "" if there is no such file or it can't be read.
-
-    The file is read once per process, since the process does not reload the code if the file changes later.
-    """
+    # cached, since the process does not reload the code if the file changes later
     with suppress(ToolError, OSError):
         file = source_file(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]

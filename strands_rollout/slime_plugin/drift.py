@@ -199,11 +199,7 @@ class RenderCheck:
                 yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # 0 if tokens are only missing
 
     def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
-        """Compare the context after a turn with each rendering that is possible there.
-
-        If renderings are known and none fits, return the difference from the first. Otherwise, compare the encoding
-        alone.
-        """
+        """Compare the context after a turn with each rendering that is possible there."""
         differences = []
         for results, users in self._possible_messages(turn):
             pieces = self._render_pieces(results, users)
@@ -215,10 +211,7 @@ class RenderCheck:
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the pairs (number of tool results, number of user turns after them) that may follow a turn.
-
-        If there is no parser, return no pairs, since the number of calls is unknown.
-        """
+        """Return the pairs (number of tool results, number of user turns after them) that may follow a turn."""
         calls = self.reader.count_calls(turn)
         if calls is None:
             return []
@@ -229,8 +222,7 @@ class RenderCheck:
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
         """Compare the end of the prompt (the context before the first turn) with the rendering of the row's question.
 
-        If the question is unknown, any text may be in its place. If nothing differs, or the prompt is not the row's,
-        compare the encoding of the prompt alone.
+        If the question is unknown, any text may be in its place.
         """
         is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
@@ -358,7 +350,6 @@ def _consists_of(text: str, parts: Sequence[str]) -> bool:
 
 
 def _last_user_text(prompt: Json) -> str | None:
-    """Return the question at the end of a prompt if it is plain text, else None."""
     if isinstance(prompt, str):
         return prompt or None
     last = prompt[-1] if isinstance(prompt, list) and prompt else {}

@@ -169,10 +169,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since a request differs from the earlier attempt's.
-
-    The tokens sampled in that attempt are added to the dropped tokens.
-    """
+    """Reset the sample and return a job that starts from scratch: a request differs from the earlier attempt's."""
     logger.warning("resumed sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
@@ -183,7 +180,7 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
     """Return the job's start, without the earlier attempt's state if the program's requests differ from that attempt's.
 
-    In that case, also reset the sample; the tokens that the program did not repeat count as dropped tokens.
+    In that case, also reset the sample.
     """
     program = episode.program
     if program is None or program.dropped_tokens is None:
@@ -259,10 +256,6 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
 def _build_journal(
     job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCallTotals
 ) -> EpisodeJournal | None:
-    """Return the episode's journal; None if there is no sink, or if `resume_aborted` is off.
-
-    If no other process could continue the episode, the journal is closed immediately.
-    """
     if job.sink is None or not job.settings.resume_aborted:
         return None
     journal = EpisodeJournal(job.sink, model, code_calls, sub_agents.created, fans_out=job.fans_out, start=job.start)
@@ -412,13 +405,10 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    This is the setting `abort_grace_s`. If that setting is null, it is `_PARTIAL_GRACE_S` in a run that collects and
-    resumes aborted samples, else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at
-    most `ABORT_GRACE_S`.
-
-    slime aborts all requests; from 0.3.1 on, it repeats this every 3 s until the engines are idle. An episode worker
-    may learn of an abort later than the engines, so the abort may miss a request that the worker sends in between. Such
-    a request ends at once only if its connection is closed.
+    The wait is short for a request that may have been sent after the abort. slime aborts all requests; from 0.3.1 on,
+    it repeats this every 3 s until the engines are idle. An episode worker may learn of an abort later than the
+    engines, so the abort may miss a request that the worker sends in between. Such a request ends at once only if its
+    connection is closed.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S

@@ -55,8 +55,7 @@ def generate_rollout_fully_async(
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
     """Start a worker that starts only the groups that `max_sample_staleness` allows, unless a worker runs already.
 
-    If that setting is null, do nothing; if the installed slime's worker has an unexpected structure, log a warning. In
-    both cases, slime starts its own worker.
+    If this function can't start one, or that setting is null, slime starts its own worker.
     """
     limit = settings_from_args(args).max_sample_staleness
     if limit is None:
@@ -151,10 +150,7 @@ def _bounded_worker(
             return on_end
 
         def get_completed_groups(self, limit: int = 1) -> list[Any]:
-            """Return the first `limit` waiting groups, in the order in which they finished, or fewer if fewer wait.
-
-            The default is 1, since slime 0.3.0 and 0.3.1 pass no limit and drop the groups that a step does not need.
-            """
+            """`limit` is 1 by default: slime 0.3.0 and 0.3.1 pass none, and drop groups that a step does not need."""
             found = list[Any]()
             with suppress(queue.Empty):
                 while len(found) < limit:

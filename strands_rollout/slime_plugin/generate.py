@@ -63,12 +63,6 @@ async def generate(
 
 
 async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
-    """Play an episode in this process or on a worker, as the settings say; write a failure to the sample.
-
-    Raises:
-        ConfigError: The sample can't be filled.
-        FailedGroupsError: An episode worker keeps dying.
-    """
     await admit_to_loop()  # slime starts hundreds of episodes at once; begin one in each pass of the event loop
     try:
         with exits_as_errors("the episode", RuntimeError):

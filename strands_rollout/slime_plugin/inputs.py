@@ -150,10 +150,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check that the file of the setting `environment_config` exists, and let the agent program check its contents.
-
-    The program's check is the function `check_config(path)` in the module of `agent_program`, if the module has one.
-    """
+    """Check that the file exists, and call the function `check_config(path)` of the agent program's module, if any."""
     if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
@@ -285,7 +282,6 @@ def _convert_chat(
 
 
 def _check_question(messages: Sequence[Message]) -> None:
-    """Raise PromptError unless the chat ends with a user's message that is not empty, for the agent to answer."""
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
         raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
@@ -329,7 +325,6 @@ def _convert_part(part: object, position: int, loaded: Iterator[object] | None) 
 
 
 def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], str, Any]:
-    """Check a message of a chat, and return it with its role and content."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise PromptError(
@@ -349,7 +344,6 @@ def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], st
 
 
 def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> list[dict[str, Any]]:
-    """Return Strands' content blocks of an assistant's message: reasoning, text and calls."""
     reasoning = message.get("reasoning_content")
     if not isinstance(reasoning, str | None):
         raise PromptError(f"got {reasoning!r:.200} as reasoning_content at position {position}; expected a string")
@@ -485,8 +479,7 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
 def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
     """Return those tools of the run for which the row has schemas; if no schema matches, all `tools` of the run.
 
-    MCP servers in `tools` always stay, since their tools are known only when they are connected. Warn if `schemas` is
-    not a list. If `tools` has no MCP server, also warn about schemas of tools that the run lacks.
+    MCP servers in `tools` always stay, since their tools are known only when they are connected.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]

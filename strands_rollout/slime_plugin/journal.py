@@ -111,10 +111,7 @@ class EpisodeJournal:
             self._sink.write(closing_record(reason))
 
     def _build_record(self, progress: EpisodeProgress) -> bytes | None:
-        """Return the journal record of the episode's last step; None if the journal is closed.
-
-        If the record can't be built, close the journal and return None.
-        """
+        """Return the record of the episode's last step; if it can't be built, close the journal and return None."""
         model = self._model
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
@@ -136,15 +133,9 @@ class EpisodeJournal:
 
 
 def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings) -> None:
-    """Raise if a tool call without a recorded result may have acted.
-
-    The code tool without a session is harmless: its code changes nothing that outlives the call.
-
-    Raises:
-        LostEpisodeError: A tool may have acted; `repeat_interrupted_tools` allows calling it again.
-    """
     calls = [block["toolUse"] for block in progress.messages[-1]["content"] if "toolUse" in block]
     unfinished = [call for call in calls if call["toolUseId"] not in progress.finished]
+    # without a session, the code tool's code changes nothing that outlives the call
     harmless = set() if settings.code_session else {CODE_TOOL_NAME}
     names = sorted({call["name"] for call in unfinished if not call["toolUseId"].endswith(UNPARSED)} - harmless)
     if names:

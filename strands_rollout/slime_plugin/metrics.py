@@ -129,10 +129,7 @@ def log_eval(
 def _log_evaluation(
     rollout_id: int, args: SlimeArgs, data: Mapping[str, Any], rates: Metrics, write: LogToWandb | None
 ) -> None:
-    """Log pass rates; if `write` is given, also the means.
-
-    `write` logs to the wandb run of a training, where slime itself does not log the means.
-    """
+    # `write` logs to the wandb run of a training, where slime itself does not log the means
     numbers = rates | (evaluations.mean_metrics(data) if write is not None else {})
     if not numbers:
         return
@@ -206,10 +203,7 @@ def _check_staleness_setting(args: SlimeArgs) -> None:
 
 
 def _step_of(rollout_id: int, args: SlimeArgs, step_key: str) -> int:
-    """Return the step to log under: in a job that only evaluates a checkpoint, the checkpoint's, else slime's.
-
-    If slime's function for the step is absent or fails, return `rollout_id`.
-    """
+    """Return the step to log under: in a job that only evaluates a checkpoint, the checkpoint's, else slime's."""
     if step_key.startswith("eval") and (step := evaluations.checkpoint_step()) is not None:
         return step
     compute_step = _slime_function("metric_utils", "compute_rollout_step")
@@ -257,10 +251,7 @@ def _log_step(
 
 
 def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
-    """Return the metrics of drift and, in the first step or with `mismatch_check: every_step`, those of mismatch.
-
-    Return no metrics if no sample records which of its tokens were sampled.
-    """
+    """Return the metrics of drift and, in the first step or with `mismatch_check: every_step`, those of mismatch."""
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
         return {}
@@ -319,7 +310,6 @@ def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> Non
 
 
 def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
-    """Return a function of a module that slime has loaded, or None."""
     candidates = (getattr(sys.modules.get(f"{package}.{module}"), name, None) for package in _SLIME_PACKAGES)
     return next((function for function in candidates if function is not None), None)
 
@@ -493,10 +483,7 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
 
 
 def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
-    """Return the metrics of mismatch.
-
-    `tokens` has the number of differing tokens of each sample that was compared with the template.
-    """
+    """Return the metrics of mismatch from the number of differing tokens of each compared sample."""
     if not tokens:
         return {}
     mismatched = sum(map(bool, tokens))
@@ -533,7 +520,6 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
 
 
 def _all_keys(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of all mappings, in order of first appearance."""
     return list(dict.fromkeys(str(key) for mapping in mappings for key in mapping))
 
 
@@ -644,8 +630,7 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
     """Return a text, or a value's JSON, with secrets masked and lone surrogates as "?"; None if the value is None.
 
     A text of more than `max_chars` characters is cut in the middle. Objects of types that JSON lacks are written as
-    their `str`. A value that still can't be written as JSON, such as a list that contains itself, is shown as its
-    `repr`.
+    their `str`.
     """
     if value is None:
         return None

@@ -133,10 +133,6 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
     """Run the block within a time limit; if there is a judge, first wait for one of its `max_concurrency` slots.
 
     The wait has no time limit, and the limit of the block does not include it.
-
-    Raises:
-        EnvironmentFaultError: There is a judge, and the block took too long.
-        RolloutError: There is no judge, and the block took too long.
     """
     slot: AbstractAsyncContextManager[object] = nullcontext()
     if judge is not None:
@@ -211,11 +207,7 @@ async def _call_function(path: str, answer: AnswerToGrade) -> RewardResult:
 
 
 def _choose_arguments(function: Callable[..., object], path: str, answer: AnswerToGrade) -> tuple[Any, ...]:
-    """Return the arguments to call a reward function with, chosen by the number and the names of its parameters.
-
-    Raises:
-        ConfigError: The function has none of the supported signatures.
-    """
+    """Return the arguments to call a reward function with, chosen by the number and the names of its parameters."""
     parameters = _positional_parameters(function)
     required = sum(parameters.values())
     if required <= 2 and takes_args_and_sample(function):
@@ -280,7 +272,6 @@ async def _ask_strands_model(judge: Judge, prompt: str) -> str:
 
 
 async def _ask_api(judge: Judge, prompt: str) -> str:
-    """Ask the judge's model through its API, with the retries that the judge's settings allow."""
     api = ChatApi(
         os.path.expandvars(str(judge.base_url)),
         str(judge.model),
@@ -342,13 +333,6 @@ _REWARD_ENDED: Final[ContextVar[threading.Event]] = ContextVar("reward_ended")
 
 
 async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) -> RewardResult:
-    """Return the result of the evaluator at a path.
-
-    Raises:
-        EnvironmentFaultError: The evaluator had nothing to judge, or raised and has a judge.
-        RolloutError: The evaluator raised and has no judge, can't be loaded, returned no finite number, or reads a
-            value that the episode lacks.
-    """
     from strands_evals.evaluators import Evaluator
 
     evaluator = _load_evaluator(path, judge)
@@ -395,11 +379,6 @@ def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> No
 
 
 def _load_evaluator(path: str, judge: Judge | None) -> _Evaluator:
-    """Return the evaluator at a path, built once for each judge.
-
-    Raises:
-        ConfigError: The evaluator can't be used.
-    """
     key = path, "" if judge is None else judge.model_dump_json()
     if key not in _EVALUATORS:
         _EVALUATORS[key] = cast("_Evaluator", _build_evaluator(path, judge))
@@ -439,7 +418,6 @@ def _build_evaluator(path: str, judge: Judge | None) -> object:
 
 
 def _judge_model(judge: Judge) -> Model:
-    """Return the judge as a Strands model."""
     if judge.strands_model is not None:
         return load_model(judge.strands_model)
     try:
@@ -499,10 +477,7 @@ _MISSING_FIELD_REMEDIES: Final = {
 
 @functools.cache
 def _case_class() -> type[Any]:
-    """Return a subclass of strands_evals' EvaluationData with an error for missing values.
-
-    Reading a field in `_MISSING_FIELD_REMEDIES` raises ConfigError if the field is None.
-    """
+    """Return a subclass of strands_evals' EvaluationData that raises ConfigError when a missing value is read."""
     from strands_evals.types.evaluation import EvaluationData
 
     class Case(EvaluationData):  # type: ignore[misc] # an optional package's
@@ -521,9 +496,6 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
 
     The trajectory is None if the messages lack calls; a list of tool names if the row's `expected_trajectory` is such a
     list and the evaluator does not read a Session (`reads_session` is False); otherwise, it is a Session.
-
-    Raises:
-        ConfigError: The sample has no values for an evaluator.
     """
     facts, label = facts_of(answer.sample), answer.label
     evaluated = facts.evaluated
@@ -597,10 +569,7 @@ def _build_session(evaluated: Mapping[str, Json], response: str) -> object:
 
 
 def _calls_with_results(turn: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield the calls in messages with their results, as fields of strands_evals' ToolCall and ToolResult.
-
-    A call without a result gets the error "not run".
-    """
+    """Yield the calls in messages with their results, as fields of strands_evals' ToolCall and ToolResult."""
     blocks = [block for message in turn for block in message["content"]]
     results = defaultdict[str, deque[dict[str, Any]]](deque)  # calls may share an id; their results are in order
     for result in (block["toolResult"] for block in blocks if "toolResult" in block):

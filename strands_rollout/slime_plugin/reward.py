@@ -189,11 +189,7 @@ def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int
 
 
 def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> Reward:
-    """Return the reward as slime reads it from this sample: the dict or the score.
-
-    A sample whose reward failed is excluded from training. If slime reads only the score, the sample's facts get the
-    dict.
-    """
+    """Return the reward as slime reads it from this sample: the dict or the score."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             if details["method"] in FAILED_METHODS:  # not the policy's fault
@@ -208,7 +204,6 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
 
 
 def _reads_reward_key(args: object, sample: object) -> bool:
-    """Return whether slime reads a key from this sample's reward; also True if the args are not slime's."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
         return True  # args are not slime's, or have training's key, which an evaluation without its own key reads too
     if not getattr(args, "eval_reward_key", None):
@@ -217,7 +212,6 @@ def _reads_reward_key(args: object, sample: object) -> bool:
 
 
 def _is_evaluation(sample: object) -> bool:
-    """Return whether the sample belongs to an evaluation."""
     facts = facts_of(sample)
     # this package's `generate` records it; among other samples, only training samples have slime's group index
     return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
@@ -258,10 +252,7 @@ async def grade_ahead(args: object, sample: SampleLike) -> None:
 
 
 async def _compute_reward(args: object, sample: object) -> RewardDict:
-    """Return the reward of one sample; if the reward fails, the score of a wrong answer with the error.
-
-    A reward that `grade_ahead` has stored is returned, and not computed again.
-    """
+    """Return the reward of one sample; if the reward fails, the score of a wrong answer with the error."""
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
@@ -280,7 +271,6 @@ async def _compute_reward(args: object, sample: object) -> RewardDict:
 
 
 async def _built_in_reward(settings: RewardSettings, sample: object) -> RewardDict:
-    """Return the reward of slime's example, the environment's score, or the grading that the row names."""
     if settings.style == "slime_strands_example":
         return _slime_example_reward(sample)
     if (scored := facts_of(sample).environment_score) is None:
@@ -291,7 +281,6 @@ async def _built_in_reward(settings: RewardSettings, sample: object) -> RewardDi
 
 
 async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
-    """Return the reward of the user's function, judges and evaluators."""
     # imported here, since the built-in reward works without Strands
     from strands_rollout.slime_plugin.own_reward import AnswerToGrade, parse_score, user_reward
     from strands_rollout.user_code import add_config_folder
@@ -310,7 +299,6 @@ async def _user_reward(settings: RewardSettings, sample: object, args: object) -
 
 
 def _result_as_dict(settings: RewardSettings, result: RewardResult, sample: object, method: str) -> RewardDict:
-    """Return a result as slime's dict. If it has no `acc`, a score of at least `correct` counts as a right answer."""
     acc = float(result.score >= settings.correct) if result.acc is None else result.acc
     label = _display_text(getattr(sample, "label", None))
     parts = {f"{PART_PREFIX}{name}": value for name, value in result.parts.items()}
@@ -333,7 +321,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
 
 @functools.cache
 def _grading_pool(_pid: int) -> ThreadPoolExecutor:
-    """Return the thread pool of a process; a forked process can't use its parent's pool, whose threads it lacks."""
+    """Return the pool of a process; a forked process lacks the threads of its parent's pool."""
     return ThreadPoolExecutor(_GRADING_THREADS, thread_name_prefix="grading")
 
 
@@ -366,7 +354,6 @@ def check_row_grading(label: object, metadata: Mapping[str, Any]) -> None:
 
 
 def _grade_sample(sample: object, cpu_s: float) -> tuple[Grade, Mapping[str, float]]:
-    """Return the verdict on a sample's answer, and the parts of its reward."""
     text, label, is_cut = answer_text(sample), getattr(sample, "label", None), is_cut_answer(sample)
     metadata = getattr(sample, "metadata", None)
     grading = grading_of(metadata)
@@ -405,11 +392,7 @@ def answer_text(sample: object) -> str:
 
 
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
-    """Return a turn's text without reasoning and calls.
-
-    `spoken_text` finds the text, unless the turn was read by a parser whose reasoning tag is not `<think>`; then this
-    parser finds the text.
-    """
+    """Return a turn's text without reasoning and calls."""
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
@@ -450,10 +433,7 @@ def _text(value: object) -> str:
 
 
 def _display_text(value: object) -> str:
-    """Return a text that shows the value: a string unchanged, an exception's message, else a short `repr`.
-
-    The text is "" if the value is None, and names the value's type if its own methods raise.
-    """
+    """Return a text that shows the value: a string unchanged, an exception's message, else a short `repr`."""
     if value is None or isinstance(value, str):
         return value or ""
     try:
@@ -468,11 +448,7 @@ def _tool_iterations(sample: object) -> float:
 
 
 def _log_failure(error: Exception) -> str:
-    """Log an error, but each text only once, since a wrong setting fails every sample; log a bug with its traceback.
-
-    Returns:
-        The text of the error.
-    """
+    """Log an error and return its text; log each text only once, since a wrong setting fails every sample."""
     text = f"{type(error).__name__}: {_display_text(error)}"
     shown = text[:_MAX_SHOWN_CHARS]
     bug = None if isinstance(error, RolloutError) else error

@@ -113,11 +113,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
 
 def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bool) -> list[float]:
-    """Return for each of `count` samples its rollout's reward minus the group's mean.
-
-    With `is_scaled`, the difference is divided by the group's spread. The number is 0.0 for a sample that is not
-    trained, or whose rollout has no reward.
-    """
+    """Return the normalized rewards of `count` samples; 0.0 for an untrained sample or a rollout without a reward."""
     normalized = [0.0] * count
     for group in groups:
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
@@ -129,7 +125,6 @@ def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bo
 
 
 def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
-    """Exclude samples that are older than `max_sample_staleness` allows from training, and log their number."""
     try:
         limit = settings_from_args(args).max_sample_staleness
     except ConfigError:  # every sample has failed with this error already
@@ -212,7 +207,6 @@ def is_trained(sample: SampleLike) -> bool:
 
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
-    """Return the sample's reward; None if it can't be read, or is not a number that is finite in float32."""
     try:
         return usable_number(sample.get_reward_value(args))
     except Exception:  # slime's method raises errors of many types on a reward of another shape
@@ -245,7 +239,6 @@ def _mean(rewards: Sequence[float]) -> float:
 
 
 def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
-    """If rollouts have unusable rewards, log one line with the number of these rollouts and the first such reward."""
     positions = [rollout.trained[0] for rollout in rollouts if rollout.trained and rollout.reward is None]
     if positions:
         first = samples[positions[0]]
@@ -325,11 +318,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
-    """Return the rewards of a group's trained rollouts, and count the group with `_count_unrewarded_group`.
-
-    Raises:
-        FailedGroupsError: Too many groups in a row have no reward.
-    """
+    """Return the rewards of a group's trained rollouts, and count the group with `_count_unrewarded_group`."""
     flat = [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
     rewards = [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
     _count_unrewarded_group(args, flat, rewards)
@@ -515,10 +504,7 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
 def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
     """Count a group in which a reward function other than `reward_func` left nothing to train on.
 
-    Only a dynamic filter sees such a group. A group with a reward ends the streak.
-
-    Raises:
-        FailedGroupsError: Too many groups failed in a row; the run must end.
+    Only a dynamic filter sees such a group.
     """
     groups = _job_counts(args).unrewarded
     if rewards:
@@ -542,15 +528,8 @@ def _add_failed(
 ) -> None:
     """Count a failed episode or a group without rewards; end the run after too many failed groups in a row.
 
-    In slime's fully-async rollout, which would lose the exception, the error is logged instead of raised.
-
-    Args:
-        args: slime's args.
-        groups: The counts of this job.
-        number: The episode's number.
-        sample: A sample of the group.
-        why: The reason, for the error's message.
-        size: Samples of a group; None for slime's `n_samples_per_prompt`.
+    In slime's fully-async rollout, which would lose the exception, the error is logged instead of raised. `size` is the
+    number of samples of a group; None for slime's `n_samples_per_prompt`.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
@@ -576,10 +555,7 @@ def _add_failed(
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:
-    """Return the setting `max_failed_groups`, without validating the other settings.
-
-    If the setting is null, return 0, which never ends a run; if the setting is invalid, return the default.
-    """
+    """Return the setting `max_failed_groups`, without validating the other settings; 0 never ends a run."""
     settings = getattr(args, "strands_rollout", None)
     limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
     if limit is None:

@@ -106,7 +106,7 @@ def _bad_training(sample: SampleLike, status: str) -> Iterator[str]:
 
 
 def _bad_text(sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
-    """Compare the response text with the tokens; a sample without sampled tokens has a filler token and no text."""
+    # a sample without sampled tokens has a filler token and no text
     if not any(sample.loss_mask) and sample.remove_sample and sample.response == "":
         return
     text = decode(sample.tokens[len(sample.tokens) - sample.response_length :])

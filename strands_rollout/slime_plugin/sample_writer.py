@@ -202,7 +202,6 @@ def write_trajectory(
 
 
 def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the state from which the episode can be resumed; None, with a warning, if it can't be saved."""
     state = SavedEpisode(
         ended.model.trajectory, ended.episode.progress, _engine_aborts(ended), asdict(ended.code_calls)
     )
@@ -320,7 +319,6 @@ def _expert_shape(args: SlimeArgs) -> tuple[int, int]:
 
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
-    """Mask the tokens whose weights were older than `max_staleness` allows; return their number."""
     spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
         _mask(sample, range(span.start - trajectory.prompt_length, span.end - trajectory.prompt_length))
@@ -328,7 +326,6 @@ def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int |
 
 
 def _mask(sample: SampleLike, positions: Iterable[int]) -> None:
-    """Exclude tokens from training, by their positions in the response; excluded tokens have the logprob 0."""
     for at in positions:
         sample.loss_mask[at], sample.rollout_log_probs[at] = 0, 0.0
 

@@ -253,8 +253,6 @@ _CALLS_LISTENERS: Final = "strands_rollout_notices_aborts"
 
 
 def _with_abort_listeners(state_class: type) -> type:
-    """Return a subclass of slime's state that calls the listeners when `aborted` is set."""
-
     def get(state: object) -> object:
         return vars(state).get("aborted", False)
 
@@ -403,11 +401,6 @@ def _ignoring_trace_errors(step: str) -> Iterator[None]:
 
 
 def _slime_trace() -> ModuleType:
-    """Return slime's module of spans.
-
-    Raises:
-        ImportError: The module is at none of its known places, or can't be imported there.
-    """
     error: Exception | None = None
     loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # tried first, since they cost nothing
     for name in (*loaded, *_TRACE_MODULES):

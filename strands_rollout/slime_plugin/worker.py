@@ -218,12 +218,10 @@ class _Outbox:
         self._wait_s = 0.0
 
     def add_record(self, key: int, record: bytes) -> None:
-        """Add a record to the next batch."""
         self._records.append((key, record))
         self._filled.set()
 
     def add_result(self, result: Result) -> None:
-        """Add a result to the next batch."""
         self._results.append(result)
         self._filled.set()
 
@@ -284,11 +282,9 @@ class _WorkerRecordSink:
     file: EpisodeRecords
 
     def begin(self) -> None:
-        """Begin an attempt."""
         self.file.begin()
 
     def write(self, record: bytes) -> None:
-        """Write a record to the file, then send it."""
         self.file.write(record)
         self.outbox.add_record(self.key, record)
 
@@ -302,7 +298,6 @@ class _WorkerRecordSink:
         self.file.write(record)
 
     def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver keeps records
-        """End the episode's records in the file; the driver gets the records and the sample from the outbox."""
         self.file.close(keep=False)
 
 

@@ -122,12 +122,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
 def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
     """Fill the caller's sample from a worker's result, and build its siblings.
 
-    Args:
-        job: The episode.
-        result: The worker's result; None if the episode was aborted while it waited for a worker.
-
-    Raises:
-        EngineAbortedError: There is no result, and slime can't take an ABORTED sample.
+    `result` is None if the episode was aborted while it waited for a worker.
     """
     sample = job.call.sample
     if result is None:
@@ -193,7 +188,6 @@ class _EpisodeJob:
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
-        """Return the abort signals as they are now."""
         args, sample = self.call.args, self.call.sample
         slime = slime_adapter.is_aborting(args, sample)
         if self.should_abort is None:
@@ -201,7 +195,6 @@ class _EpisodeJob:
         return AbortSignals(slime, slime or slime_adapter.is_aborting(args, sample, self.should_abort))
 
     def end(self, outcome: Result | RolloutError | None) -> None:
-        """Pass the outcome to the caller, unless the episode is over already."""
         if self.done is None or self.done.done():  # not `is_over`, which does not narrow the type
             return
         if isinstance(outcome, RolloutError):
@@ -211,7 +204,6 @@ class _EpisodeJob:
             self.done.set_result(outcome)
 
     def begin_attempt(self, worker: _Worker) -> Assignment:
-        """Assign the episode to a worker, and return the message for it."""
         now = time.monotonic()
         self.queue_s += now - self.waits_or_plays_since
         self.waits_or_plays_since, self.worker, worker.jobs[self.key] = now, worker, self
@@ -244,7 +236,6 @@ class _EpisodeJob:
             )
 
     def add_record(self, record: bytes) -> None:
-        """Keep a journal record of this attempt; if the sample has a journal in `journal_dir`, also write it there."""
         self.new_records.append(record)
         if self.journal is not None:
             self.journal.write(record)
@@ -289,15 +280,11 @@ class _Worker:
         return f"episode worker {self.number}{where}"
 
     def add_episode(self, seconds: float) -> None:
-        """Count a played episode and its duration."""
         self.episodes += 1
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def expected_load_s(self) -> float:
-        """Return the estimated seconds of work if one more episode is assigned.
-
-        Until an episode has ended on this worker, each episode counts as 1 s.
-        """
+        """Return the estimated seconds of work if one more episode is assigned."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -415,7 +402,6 @@ class WorkerPool:
             self.loop.close()
 
     def _pack_args(self, args: SlimeArgs) -> ArgsSnapshot:
-        """Return the last snapshot of these args; a new one if there is none, or if the args have changed since."""
         with self._args_lock:
             snapshot = self._args.get(id(args))
             if snapshot is None or not snapshot.belongs_to(args):
@@ -426,13 +412,6 @@ class WorkerPool:
             return snapshot
 
     async def _start(self) -> None:
-        """Start all workers.
-
-        Raises:
-            ConfigError: The cluster has too few free resources, or a node has other versions of Ray or this package, or
-                can't use the settings, for example because it lacks code that they name.
-            RolloutError: A worker did not start.
-        """
         try:
             nodes = await asyncio.to_thread(remote.choose_nodes, self._ray, self._setting)
             self._workers = [_Worker(number, node) for number, node in enumerate(nodes)]
@@ -452,12 +431,6 @@ class WorkerPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _start_worker(self, worker: _Worker) -> None:
-        """Create the worker's actor and start it.
-
-        Raises:
-            RolloutError: The actor did not start, has other versions of Ray or this package, or can't use the settings,
-                for example because it lacks code that they name.
-        """
         with self._args_lock:
             snapshot = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
@@ -501,7 +474,6 @@ class WorkerPool:
                 cause = e
 
     def _process_batch(self, worker: _Worker, batch: Batch) -> None:
-        """Add a batch's journal records to their jobs, and end the jobs that have a result."""
         worker.busy, results = batch.busy, batch.results
         KNOWN_VERSIONS.note(batch.newest_version)  # first, since that version may have sampled the batch's results
         for key, record in batch.records:
@@ -551,21 +523,15 @@ class WorkerPool:
         await starting
 
     async def _is_node_alive(self, dead: WorkerInfo | None) -> bool:
-        """Return whether a dead worker's node is alive."""
         nodes = await asyncio.to_thread(self._ray.nodes)
         return any(node["Alive"] and dead is not None and node["NodeID"] == dead.node for node in nodes)
 
     def _worker_on_node_of(self, dead: WorkerInfo | None) -> _Worker | None:
-        """Return a ready worker on a dead worker's node, or None."""
         ready = [(worker, worker.info) for worker in self._workers if worker.is_ready and worker.info is not None]
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_leftover_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Let `worker` read the journal records of a dead worker on its node; the driver may lack the last records.
-
-        Returns:
-            The journal records by episode; None if they can't be read.
-        """
+        """Let `worker` read the journal records of a dead worker on its node; the driver may lack the last records."""
         try:
             async with asyncio.timeout(_READ_RECORDS_TIMEOUT_S):
                 leftover: dict[int, Sequence[bytes]] = await worker.actor.take_leftover_records.remote(dead.folder)
@@ -575,7 +541,6 @@ class WorkerPool:
             return None
 
     def _fail_all(self, error: RolloutError) -> None:
-        """End all workers, and fail all running, waiting and later episodes with `error`."""
         self._error = error
         logger.error("event=episode_workers_lost error=%s", error)
         for jobs in self._jobs.values():
@@ -591,7 +556,6 @@ class WorkerPool:
             self._ray.kill(worker.actor, no_restart=True)
 
     def _assign(self) -> None:
-        """Assign waiting jobs to workers, in the queue's order, while any worker is free."""
         while self._queue:
             job = self._queue[0]
             worker = None if job.is_over else self._choose_worker(job)
@@ -604,10 +568,7 @@ class WorkerPool:
                 self._schedule_send(worker)
 
     def _choose_worker(self, job: _EpisodeJob) -> _Worker | None:
-        """Return the free worker with the lowest load, or the group's last worker if it is free and hardly more loaded.
-
-        Return None if no worker is free.
-        """
+        """Return the free worker with the lowest load, or the group's last worker if its load is hardly higher."""
         limit = self._setting.max_episodes
         free = [worker for worker in self._workers if worker.is_ready and (limit is None or len(worker.jobs) < limit)]
         if not free:
@@ -625,7 +586,6 @@ class WorkerPool:
         return chosen
 
     def _schedule_send(self, worker: _Worker) -> None:
-        """Send a worker's messages after `_SEND_DELAY_S`; messages that are added in the meantime share the call."""
         # only the first message schedules the call, which also sends the later messages
         if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
             self.loop.call_later(_SEND_DELAY_S, self._send, worker, worker.actor)
@@ -644,7 +604,6 @@ class WorkerPool:
             return None
 
     def _send_args(self, worker: _Worker, args: ArgsSnapshot | None) -> None:
-        """Send slime's args to a worker that lacks them."""
         if args is not None and args.number not in worker.args_numbers:
             worker.args_numbers[args.number] = None
             remote.drop_oldest_args(worker.args_numbers)
@@ -658,7 +617,6 @@ class WorkerPool:
             self._send_aborts()
 
     async def _send_aborts_and_wait(self) -> None:
-        """Send new aborts, and return when the workers have them."""
         with suppress(Exception):  # a failed send means a dead actor
             await asyncio.gather(*self._send_aborts(), return_exceptions=True)
 
@@ -679,7 +637,6 @@ class WorkerPool:
         return any(any(_read_aborts(jobs)) for jobs in self._jobs.values())
 
     def _send_abort(self, jobs: Sequence[_EpisodeJob], aborts: AbortSignals) -> list[Ray]:
-        """Send abort signals to the workers of these jobs; see `_send_aborts`."""
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.sent_aborts = aborts
@@ -695,10 +652,7 @@ class WorkerPool:
 
 
 def _read_aborts(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
-    """Return the abort signals of jobs with the same abort key, which share them.
-
-    If `should_abort` raises, return no abort.
-    """
+    """Return the abort signals of jobs with the same abort key, which share them."""
     try:
         return next(iter(jobs.values())).read_aborts()
     except Exception:  # a user's should_abort may raise anything

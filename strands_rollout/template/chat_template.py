@@ -283,11 +283,7 @@ class ChatTemplate:
             )
 
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
-        """Return the shape of a turn with these messages; None if the turn must be rendered.
-
-        It must be rendered if a message is not a tool result, has an image, or is longer than the tested texts, or if
-        the template has no shape for such turns.
-        """
+        """Return the shape of a turn with these messages; None if the turn must be rendered."""
         for message in messages:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):

@@ -332,7 +332,6 @@ def json_text(value: object) -> str:
 
 
 def _is_text_result(returned: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether a value is a tool result of plain dicts and strings, whose blocks are all texts."""
     if type(returned) is not dict or returned.keys() != _RESULT_KEYS or type(returned["content"]) is not list:
         return False
     if type(returned["toolUseId"]) is not str or returned["status"] not in _STATUSES:
@@ -436,7 +435,6 @@ class _Converter:
 
 
 def _unwrap(value: object) -> object:
-    """Return the content of an enum's member, a model, a dataclass or an array; any other object as it is."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, BaseModel):

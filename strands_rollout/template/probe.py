@@ -205,13 +205,9 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
     """Return whether `later` lacks only the text in `grown` with which the generation prompt opens a turn.
 
-    That text follows the turn's header, if there is a header, and begins with a tag.
-
-    Args:
-        template: Renders whole conversations.
-        grown: The prompt of a turn, with the generation prompt.
-        later: The later rendering of the same messages, up to the next turn's text.
-        bare: The prompt without the generation prompt.
+    That text follows the turn's header, if there is a header, and begins with a tag. `grown` is the prompt of a turn,
+    `bare` the same without the generation prompt. `later` is the later rendering of the same messages, up to the next
+    turn's text.
     """
     at = _find_departure(grown, later)
     left, is_replaced = grown[at:], _TAG.search(later, at) is not None
@@ -401,10 +397,7 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 
 
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
-    """Yield each topic with a note on how the template changes the assistant's turns, or None if it does not.
-
-    Sampled turns are not affected.
-    """
+    """Yield each topic with a note on how the template changes the assistant's turns, or None if it does not."""
     rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     moves = "moves an assistant's text behind the results of its calls"
     what = moves if ends.silent else "leaves out an assistant's text beside its calls"
@@ -518,11 +511,7 @@ def _own_control_tokens(
 ) -> list[str]:
     """Return those control tokens after the last mark that belong to a conversation's last turn, not to what follows.
 
-    Args:
-        template: Renders whole conversations.
-        messages: The conversation.
-        followed: The text after the last mark in a rendering with further messages.
-        call_ids: Ids of the turn's calls.
+    `followed` is the text after the last mark in a rendering with further messages.
     """
     alone = template.render(messages, TOOLS if call_ids else (), generation_prompt=False)
     try:

@@ -145,11 +145,8 @@ class TemplateRenderer:
     def _escape(self, messages: Messages, tools: Tools, words: set[str] | None) -> tuple[list[Any], list[Any]]:
         """Escape all texts of messages and tools, except for reasoning tags in the assistant's content.
 
-        Args:
-            messages: Messages to escape.
-            tools: Tools to escape.
-            words: Receives the texts that are the word of a control token, such as "think". If None, an escape is put
-                before each of these texts instead.
+        `words` receives the texts that are the word of a control token, such as "think". If it is None, an escape is
+        put before each of these texts instead.
         """
 
         def escape(value: object) -> Json:

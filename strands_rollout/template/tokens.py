@@ -257,10 +257,7 @@ def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
 
 
 class ByteDecoder:
-    """Decodes ids exactly as `tokenizer.decode(ids, skip_special_tokens=False)` does.
-
-    For a byte-level tokenizer, the bytes of each id are cached and joined; otherwise, the tokenizer decodes the ids.
-    """
+    """Decodes ids exactly as `tokenizer.decode(ids, skip_special_tokens=False)` does."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -275,8 +272,6 @@ class ByteDecoder:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Token id -> bytes, read from the tokenizer on first access."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
@@ -446,7 +441,6 @@ def _reencode_turn(
 
 
 def _prepends_space(tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> bool:
-    """Return whether the tokenizer puts a space before the first text."""
     first = encode_text("a", tokenizer)[:1]
     return bool(first) and bytes_of(first[0])[:1] != b"a"
 
@@ -512,8 +506,7 @@ def place_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[PlacedToken]
 
 @functools.lru_cache(maxsize=2**18)
 def _whole_characters(surface: bytes) -> int | None:
-    """Return the number of characters of `surface`; None if it is not valid UTF-8 (a character may be incomplete)."""
     try:
         return len(surface.decode())
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a character may be incomplete
         return None

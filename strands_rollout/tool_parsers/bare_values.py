@@ -174,8 +174,6 @@ class SchemaParser(TaggedParser):
         return type(self)(self._new_id, schemas)
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
-        """Parse the arguments at a position; return the arguments and the position after them."""
-
         def value_of(_opened: re.Match[str], key: str, written: str) -> Json:
             return typed_value(
                 self._value_text(written),
@@ -199,7 +197,6 @@ class BlockParser(SchemaParser):
     close_block: ClassVar[str] = "</tool_call>"
 
     def _read_block(self, text: str, tag: re.Match[str]) -> ReadResult:
-        """Parse the call between an opening tag and the first closing tag."""
         end = text.find(self.close_block, tag.end())
         inside = text[tag.end() : len(text) if end < 0 else end]
         after = len(text) if end < 0 else end + len(self.close_block)
@@ -455,7 +452,6 @@ class MuseGlimmerParser(SchemaSectionParser):
         return found
 
     def _calls(self, content: str, recipient: str, message: str) -> list[Segment]:
-        """Parse the content of a message to a tool; the content must consist of calls."""
         source = base.JSONSource(content)
         found: list[Segment] = []
         position = base.skip_white_space(source, 0)

@@ -348,7 +348,6 @@ class TaggedParser(BaseParser):
         """Parse the segments at a tag of calls; return None if the tag is ordinary text there."""
 
     def _end_of_reasoning(self, text: str, start: int) -> tuple[int, int]:
-        """Return the end of the reasoning that continues at `start`, and the position after its closing tag."""
         end = text.find(self.close_reasoning, start)
         return (len(text), len(text)) if end < 0 else (end, end + len(self.close_reasoning))
 

@@ -201,7 +201,6 @@ _K3_ARGUMENTS: Final = ValueTags(
 
 
 def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
-    """Parse a call of Kimi K3, after `<|open|>call`."""
     head = _K3_CALL.match(text, start)
     if head is None:
         expected = 'expected <|open|>call tool="<tool>" index="<number>"<|sep|>'
@@ -267,8 +266,6 @@ _HEADER_END: Final = re.compile(r"<\|(?:message|end|call|return)\|>")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The header of a message, up to `<|message|>`."""
-
     channel: str
     recipient: str | None
     end: int  # position after `<|message|>`
@@ -317,7 +314,6 @@ class GptOssParser(BaseParser):
         return found
 
     def _read_message(self, text: base.JSONSource, start: int, header: _Header, found: list[Segment]) -> int:
-        """Append a message's segment, and return the position after the message."""
         if header.recipient is not None:
             segment, end = self._read_call(text, start, header)
             found.append(segment)
@@ -360,7 +356,6 @@ def _parse_header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header
 
 
 def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
-    """Append a message with an invalid header, as a failure if it has a recipient, else reasoning; return its end."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)

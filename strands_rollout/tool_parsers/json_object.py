@@ -116,7 +116,6 @@ class HermesParser(TaggedParser):
 
 
 def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> ReadResult:
-    """Return the parse failure of the block that begins at `opened`, and the position after the block."""
     close = text.find(_CLOSE, search_from)
     end = len(text) if close < 0 else close + len(_CLOSE)
     if close < 0:
@@ -165,7 +164,6 @@ class Llama3JSONParser(TaggedParser):
         return [ParseFailure(text[tag.start() :], reason, _leading_name(text, tag.start()))], len(text)
 
     def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
-        """Parse the calls up to the end of the text."""
         found: list[ToolCall | ParseFailure] = []
         separators = ";{" if text.startswith(_PYTHON_END, opened) else ";"
         while True:

@@ -102,7 +102,6 @@ def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """Parse a call's arguments after its opening parenthesis; return them and the position after its closing one."""
     arguments = dict[str, Any]()
     position = base.skip_white_space(text, start)
     while not text.startswith(")", position):

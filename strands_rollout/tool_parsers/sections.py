@@ -70,7 +70,6 @@ class SectionParser(TaggedParser):
     def _read_section_call(
         self, text: base.JSONSource, start: int, section: Section
     ) -> tuple[ToolCall | ParseFailure, int]:
-        """Parse a call in a section; return the call, or a failure with its text, and the position after it."""
         if not text.startswith(section.open_call, start):
             end = section.find_failure_end(text, start, section.close, section.open_call)
             reason = f"expected {section.open_call} or {section.close}; got {base.quote(text, start)}"

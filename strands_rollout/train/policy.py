@@ -285,10 +285,7 @@ class Policy:
     def _step(
         self, learned: Sequence[tuple[TrainingSequence, TokenStats]], share: float, metrics: UpdateMetrics
     ) -> None:
-        """Take an optimizer step on sequences with their statistics from before the update.
-
-        The loss of the step is `share` times the sum of the sequences' losses.
-        """
+        """Take an optimizer step; its loss is `share` times the sum of the sequences' losses."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for indices in self._micro_batches([sequence for sequence, _ in learned]):
@@ -372,7 +369,6 @@ def _trained_token_count(sequence: TrainingSequence) -> int:
 
 
 def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
-    """Repeat each sequence's value for each of its trained tokens."""
     return torch.repeat_interleave(torch.tensor(values, dtype=torch.float32), counts)
 
 

@@ -65,7 +65,6 @@ class PromptOrder:
         return self._rows[self._order_of_pass(pass_number)[index]]
 
     def _shuffle(self, pass_number: int) -> list[int]:
-        """Return the indices of the rows in the order of a pass."""
         order = list(range(len(self._rows)))
         Random(sampling_seed(self._seed, pass_number)).shuffle(order)  # noqa: S311 - an order, not a secret
         return order
@@ -203,13 +202,11 @@ class RolloutCollector:
         return list(await asyncio.gather(*(play(index, row) for index, row in enumerate(rows))))
 
     async def _play(self, group: Group) -> None:
-        """Play the episodes of a group that are not finished."""
         indices = range(self._options.samples_per_prompt)
         unfinished = [index for index in indices if index not in group.episodes or group.was_aborted(index)]
         await asyncio.gather(*(self._play_episode(group, index) for index in unfinished))
 
     async def _play_episode(self, group: Group, index: int) -> None:
-        """Begin or resume an episode of a group, unless rollouts are being aborted."""
         if index in group.episodes:
             sample = group.episodes[index][0]
         else:
@@ -591,13 +588,10 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Return the share of tokens that older weights sampled, and the largest staleness.
-
-    A token of an unknown version counts as sampled by the current weights.
-    """
     tokens_by_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, span_version in facts_of(sample).spans or []:
+            # a token of an unknown version counts as sampled by the current weights
             age = version - int(span_version) if str(span_version).isdecimal() else 0
             tokens_by_age[age] += end - start
     total = tokens_by_age.total()

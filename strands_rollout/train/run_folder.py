@@ -352,10 +352,7 @@ class TrainingProgress:
         self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Warn if the rewards within each group are equal, so that only the loss's KL and entropy terms can train.
-
-        The warning is repeated only when the number of such steps in a row is in `_WARN_AFTER_STEPS`.
-        """
+        """Warn if the rewards within each group are equal, so that only the loss's KL and entropy terms can train."""
         has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
         self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0
         if self._steps_without_spread in _WARN_AFTER_STEPS:

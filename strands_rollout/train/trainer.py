@@ -194,11 +194,7 @@ def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> 
 
 
 def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
-    """Load the newest checkpoint into the policy, and return the run's state, at step 0 if there is no checkpoint.
-
-    Raises:
-        ConfigError: The checkpoint can't be read, or has more than `steps` steps.
-    """
+    """Load the newest checkpoint into the policy, and return the run's state, at step 0 if there is no checkpoint."""
     newest = folder.newest_checkpoint()
     if newest is None:
         return RunState(0, 0)
@@ -384,7 +380,6 @@ class Trainer:
                 pending.cancel()
 
     async def _train(self, step: int, groups: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """Check the step's samples, train on them, and return the metrics for the step's record."""
         self.on_phase("training")
         started = time.monotonic()
         batch = await self._batch(step, groups)
@@ -406,11 +401,7 @@ class Trainer:
         }
 
     async def _batch(self, step: int, groups: Sequence[Sequence[Sample]]) -> StepBatch:
-        """Prepare, dump and check the step's samples, and return their batch.
-
-        Raises:
-            TrajectoryError: No sample has a trained token, or a sample violates slime's contract.
-        """
+        """Prepare, dump and check the step's samples, and return their batch."""
         samples = [sample for group in groups for sample in group]
         await self.method.prepare(samples, self.player)
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
@@ -436,7 +427,6 @@ class Trainer:
         )
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
-        """Check the logprob gap of the sequences that the current weights sampled; at step 0, of all sequences."""
         if self.options.checks and self.method.is_exact:
             # the first steps of a resumed run may hold only tokens of older weights; at step 0 all tokens are compared,
             # so that a missing or wrong version from the engine can't hide a difference
@@ -452,10 +442,7 @@ class Trainer:
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Return the metrics of the held-out rows under this version of the weights; {} if no evaluation is due.
-
-        Keep the first and the last results as facts for the summary.
-        """
+        """Return the metrics of the held-out rows under this version of the weights; {} if no evaluation is due."""
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
@@ -476,10 +463,7 @@ class Trainer:
         return {**metrics, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """If a checkpoint is due, save one from which a run resumes with `step`.
-
-        A resumed run repeats the rollouts that were played ahead with --async.
-        """
+        """Save a checkpoint if one is due; a resumed run repeats the rollouts that were played ahead with --async."""
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)

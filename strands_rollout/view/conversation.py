@@ -79,7 +79,6 @@ def read_conversation(
 
 
 def _turn_text(ids: Sequence[int], texts: Mapping[int, bytes]) -> str:
-    """Decode a turn without its end-of-turn token."""
     parts = [_bytes_of(token, texts) for token in ids]
     if parts and _END_OF_TURN.fullmatch(parts[-1]):
         parts.pop()
@@ -106,10 +105,7 @@ def _choose_parser(name: object, turns: Sequence[str]) -> ToolParser:
 
 
 def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
-    """Yield the parts of turn `number`, counted from 1.
-
-    `in_reasoning` is true if the turn begins in a thought; if it is not a bool, this is inferred from the text.
-    """
+    """Yield the parts of turn `number`, counted from 1."""
     at = 0
     is_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
     for index, segment in enumerate(parser.segments(text, in_reasoning=is_in_thought)):
@@ -166,5 +162,4 @@ def _result_parts(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequenc
 
 
 def _utf16(text: str) -> int:
-    """Return the length of a text in UTF-16 units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -124,7 +124,6 @@ def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
 
 
 def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
-    """Find logprobs above 0, and trained turns of at least 4 tokens whose logprobs are all 0."""
     offset = lists.prompt_length
     values = lists.logprobs
     for positive, start, end in equal_runs([value > 0 for value in values]):
@@ -138,7 +137,6 @@ def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
 
 
 def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Find a difference between the response of a trained sample and the text of its tokens, if all texts are known."""
     response, texts = record.values.get("response"), record.token_texts
     ids = lists.ids[lists.prompt_length :]
     if not isinstance(response, str) or not texts or not all(token in texts for token in ids):
@@ -151,11 +149,7 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Find turns that are not closed.
-
-    Neither the last token of such a turn nor the first token of the context after it is an end-of-turn token. If the
-    dump's end-of-turn tokens are unknown, nothing is checked.
-    """
+    """Find turns that are closed neither by their last token nor by the first token of the context after them."""
     text = "a turn is not closed: context follows without an end of turn"
     for start, _ in lists.contexts if habits.ends_of_turn else ():
         if not habits.ends_of_turn.intersection(lists.ids[start - 1 : start + 1]):
@@ -170,7 +164,6 @@ def _forgery_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem
 
 
 def _version_problems(lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens whose weight version is not the sample's last."""
     last = lists.spans[-1].version if lists.spans else None
     for span in lists.spans:
         if last is not None and span.version not in (None, last):

@@ -176,13 +176,11 @@ def _as_number(value: object) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """Return the reward function's dict, from the sample's reward or the episode's facts; empty if neither has one."""
     reward = record.values.get("reward")
     return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 
 
 def _reward_parts(grade: Mapping[str, Any]) -> dict[str, float]:
-    """Return up to 12 numbers of a reward other than `score` and `acc`, by name."""
     numbers = {name: _as_number(value) for name, value in grade.items() if name not in ("score", "acc")}
     parts = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
     return {name: number for name, number in list(parts.items())[:_MAX_PARTS] if number is not None}
@@ -208,7 +206,7 @@ def _evaluated_problem(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _group(values: Mapping[str, Any]) -> Json:
-    """Return slime's group, else an evaluation's problem, else None; samples of one group are shown side by side."""
+    """Return the sample's group; samples of one group are shown side by side."""
     evaluated = _evaluated_problem(values)
     if values.get("group_index") is None and evaluated:
         return f"{evaluated['data_set']}/{evaluated['problem']}"
@@ -225,13 +223,11 @@ def _question_id(values: Mapping[str, Any]) -> str:
 
 
 def _fan_out_part(facts: EpisodeFacts) -> str:
-    """Return the sample's part of a fan-out as text; "" if the episode has only one sample."""
     part = facts.fan_out
     return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
 def _last_user_text(prompt: Json) -> str:
-    """Return the text of the last user message, "" if there is none; a prompt that is no list is returned as text."""
     if not isinstance(prompt, list):
         return _as_text(prompt)
     user_messages = [message for message in prompt if message.get("role") == "user"]

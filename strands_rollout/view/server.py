@@ -32,8 +32,7 @@ _STOP_TIMEOUT_S: Final = 0.1
 class LiveDump:
     """The current state of a dump, or of several dumps by name.
 
-    A sample whose line is unchanged is not parsed again, unless the rules inferred from its dump (`TurnHabits`) have
-    changed. If there is no retokenizer, drift is not marked.
+    If there is no retokenizer, drift is not marked.
 
     Attributes:
         latest: Result of the last successful `refresh`: the view, and a tag that changes when a file changes. None
@@ -111,7 +110,6 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
 
 
 def _refuse_foreign_requests(root: str, port: int) -> Middleware:
-    """Return middleware that reports errors and refuses requests outside `root`, to other hosts or from other sites."""
     hosts = {*_HOSTS, *(f"{name}:{port}" for name in _HOSTS)}
 
     @web.middleware
@@ -131,7 +129,6 @@ def _refuse_foreign_requests(root: str, port: int) -> Middleware:
 
 
 def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
-    """Return the handlers by path below the root."""
     whole_page = live_page(title).encode()
 
     async def page(_: web.Request) -> web.Response:

@@ -130,7 +130,6 @@ def _list_of(value: object, kind: type) -> list[Any]:
 
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
-    """Return the spans of the episode's facts; None without spans, or if a span exceeds the sample."""
     found = [
         TurnSpan(turn, start, end, _version_text(*version)) for turn, start, end, *version in record.facts.spans or ()
     ]

@@ -158,13 +158,12 @@ class RunningChild:
             self.ready.set_exception(RuntimeError(message[1:].decode(errors="replace")))
 
     def _handle_message(self, message: bytes) -> None:
-        """Handle STARTED, DONE, or both; any other message must come from the code."""
         if message.startswith(STARTED):
             _resolve(self._started, None)
             message = message[1:]
         if len(message) == 2 and message.startswith(DONE):
             _resolve(self._done, message[1])
-        elif message:
+        elif message:  # written by the code
             self.is_broken = True
             _resolve(self.alarm, None)
             asyncio.get_running_loop().remove_reader(self._control)
@@ -258,12 +257,10 @@ class ForkServerLink:
         return {int(number) for number in listed} - {child.pid for child in self._children.values()}
 
     def _post(self, message: Mapping[str, Any], child: RunningChild | None = None) -> None:
-        """Queue a command, with the descriptors of a child to fork, and send as much of the queue as possible."""
         self._unsent.append((json.dumps(message).encode(), child))
         self._flush()
 
     def _flush(self) -> None:
-        """Send queued commands until the socket is full; the rest follows when it is writable."""
         loop = asyncio.get_running_loop()
         while self._unsent:
             message, child = self._unsent[0]
@@ -328,10 +325,7 @@ class ForkServerLink:
         child.ended.set_result(-1)
 
     def _on_fork_server_death(self) -> None:
-        """Kill the children and end this process, so that the executor starts both processes again.
-
-        If the fork server was not up yet, only fail its start.
-        """
+        """Kill the children and end this process, so that the executor starts both processes again."""
         if not self.facts.done():
             self.facts.set_exception(RuntimeError(self._start_fault))
             return

@@ -132,10 +132,7 @@ def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int
 
 
 def _reset_interpreter(home: str) -> None:
-    """Replace the state that is inherited from the fork server, and adapt some of Python's functions to the sandbox.
-
-    The state is the environment, the temporary directory, the streams and the random number generators.
-    """
+    """Replace the state that is inherited from the fork server, and adapt some of Python's functions to the sandbox."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
     os.path.realpath = _real_path  # type: ignore[assignment] # one function for all kinds of paths
@@ -164,11 +161,7 @@ _RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
 
 
 def _reseed() -> None:
-    """Reseed the generator of every imported module in `_RESEEDERS`, so that forks draw different random numbers.
-
-    Raises:
-        RuntimeError: A generator can't be reseeded.
-    """
+    """Reseed the generators of imported modules, so that forks draw different random numbers."""
     for name, reseed in _RESEEDERS.items():
         module = sys.modules.get(name)
         if module is not None:
@@ -215,10 +208,7 @@ def _avoid_shared_memory() -> None:
 
 
 def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
-    """Return the absolute path, with links unresolved.
-
-    Installed as `os.path.realpath`, which would fail at any link because seccomp refuses to read links.
-    """
+    """Stand in for `os.path.realpath`, which would fail at any link because seccomp refuses to read links."""
     if strict is True:  # other values, in newer Pythons, permit missing files
         os.lstat(path)
     return os.path.abspath(path)  # noqa: PTH100
@@ -250,7 +240,7 @@ def _serve_code(control: socket.socket) -> None:
 
 
 def _run_code(code: str, namespace: dict[str, object], name: str) -> int:
-    """Run one piece of code, print its error if any, and return the exit code that a script would have."""
+    """Run one piece of code, and return the exit code that a script would have."""
     try:
         code_runner.run_code(code, namespace, name)
     except SystemExit as e:  # handled as the interpreter does
@@ -543,7 +533,7 @@ class ForkServer:
             _kill_group(pid)
 
     def _handle_command(self) -> bool:
-        """Read and execute one command; return False when the supervisor has closed the socket."""
+        """Return False when the supervisor has closed the socket."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._commands, _MAX_MESSAGE, 3)
         except ConnectionError:
@@ -575,7 +565,6 @@ class ForkServer:
         self._send({"is": "forked", "slot": slot, "pid": pid, "user": self._workspaces[slot].user})
 
     def _signal_or_limit(self, command: Mapping[str, Any]) -> None:
-        """Signal a child or limit its threads."""
         for pid, slot in self._children.items():
             if slot == command["slot"]:  # not reaped yet, so the kernel has not reused its pid
                 with contextlib.suppress(OSError, ValueError):
@@ -586,7 +575,6 @@ class ForkServer:
                         resource.prlimit(pid, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Reap the children that have ended: report each, retire its workspace, and kill all orphans."""
         while (ended := _reap_child()) is not None:
             pid, exit_code = ended
             slot = self._children.pop(pid, None)
@@ -608,10 +596,7 @@ class ForkServer:
 
 
 def _reap_child() -> tuple[int, int] | None:
-    """Reap a child that has ended, after killing its process group; return its pid and exit code.
-
-    If no child has ended, return None.
-    """
+    """Kill the process group of a child that has ended, and reap the child; return None if no child has ended."""
     found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13

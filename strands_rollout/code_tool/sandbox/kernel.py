@@ -124,7 +124,6 @@ _AARCH64_OWN: Final = """
 
 
 def _parse_table(listing: str) -> dict[str, int]:
-    """Parse a listing of names and numbers: name -> number."""
     table: dict[str, int] = {}
     number = 0
     for word in listing.split():

@@ -105,13 +105,7 @@ def _measure_folder(used: Usage, limits: tuple[int, int], name: str, parent: int
 
 
 def _record_error(used: Usage, error: OSError) -> None:
-    """Record in `used` that an entry could not be measured.
-
-    Raises:
-        OSError: The error itself, if this process lacks descriptors or memory.
-        _StopMeasuringError: The code is at fault.
-    """
-    if error.errno in _RESOURCE_ERRORS:
+    if error.errno in _RESOURCE_ERRORS:  # this process is at fault, not the code
         raise error
     if error.errno not in _VANISHED_ERRORS:
         used.fault = f"a folder that can't be looked into ({error.strerror})"
@@ -133,11 +127,7 @@ def _open_folder(name: str, parent: int | None) -> Iterator[int]:
 
 
 def delete(folder: str) -> bool:
-    """Delete a directory with its contents; return False if an entry can't be deleted.
-
-    Deep trees are flattened level by level instead of being descended, so that neither descriptors nor recursion depth
-    run out.
-    """
+    """Delete a directory with its contents; return False if an entry can't be deleted."""
     try:
         os.rmdir(folder)  # noqa: PTH106 - most directories are empty
     except FileNotFoundError:
@@ -164,13 +154,13 @@ def _empty(top: int) -> None:
                 for inner in os.listdir(folder):  # noqa: PTH208 - a descriptor
                     if not _try_remove(inner, folder):
                         _make_accessible(inner, folder)  # a rename rewrites its "..", which needs write permission
+                        # moved up, so that neither descriptors nor recursion depth run out in a deep tree
                         serial += 1
                         os.rename(inner, f"{prefix}-{serial}", src_dir_fd=folder, dst_dir_fd=top)
             os.rmdir(name, dir_fd=top)
 
 
 def _try_remove(name: str, parent: int) -> bool:
-    """Delete a file, a link or an empty directory; return False for a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=parent)
     except (IsADirectoryError, PermissionError):  # macOS raises PermissionError for a directory
@@ -182,7 +172,6 @@ def _try_remove(name: str, parent: int) -> bool:
 
 
 def _make_accessible(name: str, parent: int | None) -> None:
-    """Give the owner all permissions on a directory, without following a link."""
     if not _O_PATH:
         os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
         return

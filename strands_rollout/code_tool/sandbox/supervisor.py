@@ -151,7 +151,6 @@ class Supervisor:
         return result
 
     def _end_session(self, name: str, session: Session) -> None:
-        """Remove a session, so that no call finds it, and end its process in the background."""
         if self._sessions.get(name) is session:
             del self._sessions[name]
         child, session.child = session.child, None
@@ -159,7 +158,7 @@ class Supervisor:
             self._start_task(self._dispose(child))
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
-        """Run a child's first piece of code until the code ends or exceeds a limit; return the fields of its result."""
+        """Run a child's first piece of code, and return the fields of an `ExecutionResult`."""
         for folder in (self._settings["root"], self._folder(child)):  # old times would reveal when earlier runs ended
             with contextlib.suppress(OSError):
                 os.utime(folder)
@@ -170,7 +169,6 @@ class Supervisor:
         return await self._watch.follow(child, time.monotonic(), timeout_s)
 
     async def _ready_child(self) -> RunningChild:
-        """Return a child that waits for code; retry for a few seconds if none can be forked."""
         give_up_at = time.monotonic() + _FORK_RETRY_S
         while True:
             try:
@@ -195,10 +193,9 @@ class Supervisor:
         return child
 
     def _take_spare(self) -> RunningChild | None:
-        """Return a spare child that is alive, or None; when memory runs out, the kernel kills waiting spares first."""
         while self._spares:
             child = self._spares.popleft()
-            if not child.ended.done():
+            if not child.ended.done():  # when memory runs out, the kernel kills waiting spares first
                 return child
             self._start_task(self._dispose(child))
         return None
@@ -218,7 +215,6 @@ class Supervisor:
         return child
 
     async def _dispose(self, child: RunningChild) -> None:
-        """Kill a child, delete its directory and free its slot."""
         with self._memory.checking_end(child.slot):
             await self._watch.kill(child)
             child.close()
@@ -231,7 +227,6 @@ class Supervisor:
         return os.path.join(self._settings["root"], str(child.slot))  # noqa: PTH118
 
     def _evict(self, slot: int) -> None:
-        """End the session in a slot unless one of its calls runs; the session's next call reports the loss."""
         for name, session in list(self._sessions.items()):
             if session.child is not None and session.child.slot == slot and not session.lock.locked():
                 self._lost_sessions.add(name)
@@ -254,7 +249,6 @@ _NICE_INCREMENT: Final = -10
 
 
 async def _serve_requests(supervisor: Supervisor, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Handle requests until the socket closes."""
     runs: dict[int, asyncio.Task[None]] = {}
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
@@ -313,7 +307,6 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
 
 
 async def _refresh_access_times(libraries: Mapping[str, list[str]], first_done: asyncio.Event) -> None:
-    """Keep all access times so recent that reading by code changes none; see `scratch.refresh_access_times`."""
     while True:
         try:
             wait_s = await asyncio.to_thread(lambda: scratch.refresh_access_times(readable_files(libraries)))

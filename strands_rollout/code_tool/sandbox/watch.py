@@ -105,10 +105,7 @@ def _living_thread(pid: int) -> str | None:
 
 
 def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
-    """Find deleted files that are open, and a deleted executable from below the root: inode -> bytes on disk.
-
-    With `within`, only files that lay in this folder are found, the executable included.
-    """
+    """Find deleted files that are open, and a deleted executable from below the root: inode -> bytes on disk."""
     found = {}
     descriptors = {f"{thread}/fd/{number}": within or "" for number in os.listdir(f"{thread}/fd")}  # noqa: PTH208
     for link, folder in {f"{thread}/exe": within or root, **descriptors}.items():
@@ -157,8 +154,8 @@ def _children(thread: str) -> list[int]:
 
 
 def _has_user(pid: int, user: int) -> bool:
-    """Return whether a process runs as a user; reads status, since the owner of /proc/PID may be root instead."""
     try:
+        # from status, since the owner of /proc/PID may be root instead
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
@@ -369,7 +366,6 @@ class DiskWatch:
         return None
 
     async def _tick(self) -> None:
-        """Resolve the future `due` of each slot that should be measured, until no slot is watched."""
         while any(state.due is not None for state in self._slots.values()):
             await asyncio.sleep(_TICK_S)
             free, now = scratch.free_space(self._root), time.monotonic()
@@ -502,11 +498,7 @@ class RunWatch:
         return child.output_fields() | facts
 
     async def _kill_and_drain(self, child: RunningChild, end: asyncio.Task[int | None]) -> int | None:
-        """Kill a child and read its last output; wait a limited time, since the kernel may end the child late.
-
-        Returns:
-            None if the child has ended, else -SIGKILL as its exit code.
-        """
+        """Kill a child and read its last output; return -SIGKILL if the kernel ends the child too late, else None."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self.kill(child)
@@ -543,10 +535,7 @@ class RunWatch:
             pause_s = min(max(_POLL_S, checks_s / _SHARE_OF_POLLING), _MAX_POLL_S)
 
     def _find_exceeded_kernel_limit(self, child: RunningChild) -> str | None:
-        """Return the limit on page tables or threads that a child exceeds, or None.
-
-        No rlimit bounds page tables, and none bounds only the threads of a child that has no user of its own.
-        """
+        # no rlimit bounds page tables, and none bounds only the threads of a child that has no user of its own
         threads, page_tables_kib = _threads_and_page_tables(child.pid)
         if threads > self._limits["max_threads"]:
             return f"limit of {self._limits['max_threads']} threads"
@@ -576,7 +565,7 @@ class RunWatch:
 
 
 async def _start_and_wait(child: RunningChild, start: Coroutine[Any, Any, None] | None) -> int | None:
-    """Await `start`, if given, and the code's end; return its exit code, or None if the process itself has ended."""
+    """Return the code's exit code, or None if the process itself has ended."""
     if start is not None:
         try:
             await start
@@ -598,9 +587,8 @@ def _threads_and_page_tables(pid: int | None) -> tuple[int, int]:
 
 
 def _read_status(path: str) -> tuple[int, int]:
-    """Read Threads and VmPTE from a /proc/PID/status; as bytes, since the code can choose the name in it."""
     try:
-        status = Path(path).read_bytes()
+        status = Path(path).read_bytes()  # not as text, since the code can choose the process's name in it
     except OSError:
         return 0, 0
     found = [re.search(rb"^%b:\s+(\d+)" % name, status, re.MULTILINE) for name in (b"Threads", b"VmPTE")]

@@ -193,7 +193,7 @@ class OursOnWorkers(Ours):
 
 
 class ThroughGateway(Ours):
-    """Plays the same episodes as agent programs on the gateway; their client runs in the scripted engine's process.
+    """The episodes of `Ours` as agent programs on the gateway; their client runs in the scripted engine's process.
 
     `engine_port_and_api` is a class attribute because the program is called without the job.
     """

@@ -82,7 +82,7 @@ _AGENTS: Final[dict[str, dict[str, Any]]] = {
 
 
 class Player:
-    """Plays episodes of the job's scripts as slime requests them."""
+    """Player of the job's scripts, which calls `generate` as slime does."""
 
     def __init__(self) -> None:
         self._count = 0

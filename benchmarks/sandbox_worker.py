@@ -58,7 +58,7 @@ PROGRAMS: Final = {
 
 
 class Contender:
-    """Runs programs; subclasses implement `run`. By default, `start` and `stop` do nothing.
+    """A way to run programs; subclasses implement `run`. By default, `start` and `stop` do nothing.
 
     Attributes:
         helpers: Names of the contender's permanent processes: the first is a child of the caller, each further process
@@ -79,7 +79,7 @@ class Contender:
 
 
 class ColdPython(Contender):
-    """Runs `python -c` for each call, started from the event loop, without a limit on concurrent calls."""
+    """A new `python -c` for each call, started from the event loop, without a limit on concurrent calls."""
 
     async def run(self, code: str, session: str | None = None) -> str:
         del session
@@ -90,7 +90,7 @@ class ColdPython(Contender):
 
 
 class CamelInterpreter(Contender):
-    """Runs each call on a new SubprocessInterpreter of camel-ai, in a thread.
+    """A new SubprocessInterpreter of camel-ai for each call, in a thread.
 
     slime's example does the same: Strands runs a synchronous tool with `asyncio.to_thread`.
     """

@@ -212,7 +212,7 @@ def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
 
 
 class _Server:
-    """Answers requests, and counts answered generations, bytes including HTTP heads, and opened connections."""
+    """HTTP server of the scripts; counts answered generations, bytes including HTTP heads, and opened connections."""
 
     def __init__(self, scripts: _Scripts) -> None:
         self._scripts = scripts

@@ -107,7 +107,7 @@ class Played:
 
 
 class Player(Protocol):
-    """Plays episodes, many at once; `close` releases connections."""
+    """Protocol of players of episodes; many calls of `play` may run at once, and `close` releases connections."""
 
     async def play(self, script: Script) -> Played: ...
 

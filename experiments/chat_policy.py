@@ -220,7 +220,7 @@ class ChatPolicy(OpenAIModel):
 
 
 class _ChatHistory:
-    """Stands in for the conversation of an `SGLangModel`, with the attributes that an episode uses; has no tokens."""
+    """Stand-in for the conversation of an `SGLangModel`, with the attributes that an episode uses; has no tokens."""
 
     covered: Final = 0
 

@@ -136,7 +136,7 @@ class Control:
 
 
 class Deadline:
-    """Cancels its block when the time is up or the rollout is aborted; made by `Control.deadline`.
+    """Time limit of a block: cancels the block when the time is up or the rollout is aborted. See `Control.deadline`.
 
     This async context manager can be used once. After a cancelled block, it raises EngineAbortedError if the rollout
     was aborted, else TimeoutError.

@@ -137,7 +137,7 @@ def words_of(problem: str) -> list[str]:
 
 
 class _Search:
-    """Collects the rows that share a run of words with an evaluation file.
+    """Collection of the rows that share a run of words with an evaluation file.
 
     Problems and runs are identified by their words, joined with spaces.
     """

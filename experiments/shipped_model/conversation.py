@@ -52,7 +52,7 @@ class TokenizedEpisode:
 
 
 class EpisodeTokenizer:
-    """Tokenizes episodes piece by piece as a rollout does: prompt, turn, tool answer, turn ...
+    """Tokenizer of episodes that works piece by piece, as a rollout does: prompt, turn, tool answer, turn ...
 
     Args:
         tokenizer: The trained tokenizer, with its chat template.

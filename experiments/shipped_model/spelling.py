@@ -8,7 +8,7 @@ from strands_rollout.template.tokens import token_bytes
 
 
 class Respeller:
-    """Replaces some tokens by two tokens that spell the same bytes.
+    """Function that replaces some tokens by two tokens that spell the same bytes.
 
     Args:
         tokenizer: A Hugging Face fast tokenizer.

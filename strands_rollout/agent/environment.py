@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(slots=True)
 class _TaskScope:
-    """Holds an episode's task until the episode ends: timers and idle connections may keep this object longer."""
+    """An episode's task; None after the episode, since timers and idle connections may keep this object longer."""
 
     task: Task | None
 

@@ -370,7 +370,7 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 
 @dataclass(slots=True)
 class _ModelsScope:
-    """Holds an episode's models until the episode ends: timers and idle connections may keep this object longer."""
+    """An episode's models; None after the episode, since timers and idle connections may keep this object longer."""
 
     models: AgentModels | None
 

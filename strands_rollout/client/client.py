@@ -416,7 +416,7 @@ _ABORT_TIMEOUT_S: Final = 5.0
 
 
 class _AbortSender:
-    """Sends one client's abort requests, and remembers whether the server has the endpoint for them."""
+    """Sender of one client's abort requests; remembers whether the server has the endpoint for them."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url

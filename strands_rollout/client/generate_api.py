@@ -102,7 +102,7 @@ def _encode_ids(ids: Sequence[Any]) -> bytes | None:
 
 
 class EncodedPrompt:
-    """Encodes the prompts of a trajectory's requests: the trajectory's ids, then new context; each id only once.
+    """Encoding of a trajectory's prompts: the trajectory's ids, then new context. Each id is encoded only once.
 
     Args:
         token_ids: The trajectory's own list, not a copy. It may grow, but its ids must not change.

@@ -209,7 +209,7 @@ _POLL_S: Final = 0.05  # interval of checks whether an abandoned thread has ende
 
 
 class CamelExecutor(LoopExecutor):
-    """Runs each piece of code on a camel interpreter, in a daemon thread.
+    """Executor that runs each piece of code on a camel interpreter, in a daemon thread.
 
     Isolation depends on the interpreter. `SubprocessInterpreter` isolates nothing: the code sees the environment
     variables, the files, the working directory and the stdin of this process.

@@ -81,7 +81,7 @@ class ExecutorFacts:
 
 @runtime_checkable
 class CodeExecutor(Protocol):
-    """Runs Python code for an agent; safe to call from any number of tasks, threads and event loops.
+    """Protocol of backends that run Python code for agents. Any tasks, threads and event loops may share a backend.
 
     A backend guarantees the following, unless its own documentation says otherwise (see `CamelExecutor`):
 

@@ -101,7 +101,7 @@ _MAX_CODE_CHARS: Final = 16_000_000
 
 
 class LocalExecutor(CodeExecutor):
-    """Runs each piece of code in its own confined process on this machine; the pieces of a session share a process.
+    """Executor with a confined process on this machine for each piece of code, or for all pieces of a session.
 
     The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
     forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of its own, and

@@ -49,7 +49,7 @@ class _LoopThread:
 
 
 class LoopExecutor(executors.StatelessExecutor):
-    """Runs calls on its own event loop in a daemon thread, at most `max_concurrency` at once.
+    """Base class of executors with an event loop in a daemon thread; at most `max_concurrency` calls run at once.
 
     The first call starts the thread. With a single loop, a backend needs one connection pool, one semaphore and no
     lock, however many loops call it; and if a backend blocks its loop briefly, for example to start a process, no other
@@ -250,7 +250,7 @@ _REPORT_BYTES: Final = 8 << 20
 
 
 class SubprocessExecutor(LoopExecutor):
-    """Runs each piece of code in its own Python process. This is NOT isolation.
+    """Executor that runs each piece of code in its own Python process. This is NOT isolation.
 
     The code runs as this process's user: it can read and write that user's files, use the network, signal that user's
     processes, and leave a daemon behind. It gets a clean environment (no inherited variables, so none of the secrets

@@ -152,7 +152,7 @@ def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, jo
 
 
 class CodeWatch:
-    """Reads the code's output, enforces the code's limits, and encodes the report."""
+    """Monitor of running code: reads the code's output, enforces its limits, and encodes the report."""
 
     def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:
         self.child = child

@@ -86,7 +86,7 @@ class _Server:
 
 
 class SandboxFusionExecutor(LoopExecutor):
-    """Runs each piece of code on one of several SandboxFusion servers.
+    """Executor that runs each piece of code on one of several SandboxFusion servers.
 
     A call goes to the server with the fewest requests in flight. A server that fails is avoided for 5 s, or for up to a
     minute if it fails repeatedly or asks to wait (Retry-After), and the call is repeated once: on another server, or on

@@ -51,7 +51,7 @@ _TOO_LONG: Final = "the code is too long for this sandbox: it goes through a com
 
 
 class StrandsSandboxExecutor(LoopExecutor):
-    """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
+    """Executor that runs each piece of code inside a sandbox, in a fresh interpreter and its own scratch directory.
 
     Isolation depends on the sandbox; `NotASandboxLocalEnvironment` isolates nothing. Of the sandbox's environment
     variables the code sees only PATH, locale, time zone, library path, and the numbers of threads of numeric libraries.
@@ -140,7 +140,7 @@ def _load_sandbox(sandbox: Sandbox | str) -> Sandbox:
 
 
 class _Output:
-    """Collects a program's output: a sandbox may deliver it in chunks, in the result, or in the error of a timeout."""
+    """Output of a program, which a sandbox may deliver in chunks, in the result, or in the error of a timeout."""
 
     def __init__(self) -> None:
         self.stdout = ""
@@ -228,7 +228,7 @@ _SHELL_MARGIN_S: Final = 5.0  # extra time, so that a command that reaches its l
 
 
 class CodeExecutorSandbox(Sandbox):
-    """Runs Python on a code executor, and shell commands if the executor's code may start programs.
+    """Sandbox that runs Python on a code executor, and shell commands if the executor's code may start programs.
 
     A call that can't be run (a command if code may start no programs; code in another language than Python, or with
     `cwd` or `env`) ends with exit code 127 and the reason on stderr. If the executor keeps sessions, all calls share

@@ -34,7 +34,7 @@ _LOCK_DELAY_S: Final = 60.0  # the owner of a younger directory may be alive, bu
 
 
 class ScratchRoot:
-    """Owns an executor's scratch directory, which is locked while the executor lives.
+    """An executor's scratch directory, locked while the executor lives.
 
     The directory is made in `parent`. Without a `parent`, it is made in the temporary directory, or for root in /tmp if
     other users can enter /tmp but not the temporary directory. Directories that dead executors of the same user left
@@ -108,7 +108,7 @@ class SupervisorGoneError(Exception):
 
 
 class SupervisorLink:
-    """Owns one supervisor process and the socket to it.
+    """A supervisor process and the socket to it.
 
     The constructor and `close` block; call them in a thread.
 
@@ -319,7 +319,7 @@ class SandboxReport:
 
 
 class SandboxProcesses:
-    """Owns a supervisor process and its scratch directory; usable only in the process that started it."""
+    """A supervisor process and its scratch directory; usable only in the process that started the supervisor."""
 
     def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
         self.pid = os.getpid()

@@ -194,7 +194,7 @@ def _begins_with_sample(path: Path) -> bool:
 
 
 class DumpWriter:
-    """Writes a new dump. A context manager.
+    """Writer of a new dump, as a context manager.
 
     Args:
         path: A new file whose name ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
@@ -307,7 +307,7 @@ def _load_content(file: BinaryIO, path: Path) -> object:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles plain values and arrays; refuses everything else."""
+    """Unpickler of plain values and arrays; refuses everything else."""
 
     def __init__(self, archive: zipfile.ZipFile, folder: str, data: bytes) -> None:
         super().__init__(io.BytesIO(data))

@@ -25,7 +25,7 @@ _MAX_TOKENIZER_BYTES = 200_000_000
 
 
 class TextCodec:
-    """Encodes and decodes with one model's tokenizer."""
+    """One model's tokenizer, with its end-of-sequence token."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token: str | None) -> None:
         self._tokenizer = tokenizer

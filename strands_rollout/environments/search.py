@@ -187,7 +187,7 @@ def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Pas
 
 
 class _Batcher:
-    """Collects the queries of an event loop into requests."""
+    """Queue that combines the queries of an event loop into requests."""
 
     def __init__(self, ask: Callable[[Sequence[str]], Awaitable[list[Sequence[Passage]]]]) -> None:
         self._ask = ask

@@ -212,7 +212,7 @@ class _Source:
 
 
 class _Seats:
-    """Checks and scores those runs of one episode whose model is the policy."""
+    """The seats of one episode whose model is the policy; checks and scores their runs."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None

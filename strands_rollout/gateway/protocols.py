@@ -272,7 +272,7 @@ class _ReadItems:
 
 
 class ItemCache:
-    """Caches the parsed and converted requests of a session, since each request repeats most of the previous one."""
+    """Cache of a session's parsed and converted requests, since each request repeats most of the previous one."""
 
     _MAX_ENTRIES: Final = 4
 

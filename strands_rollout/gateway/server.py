@@ -43,7 +43,7 @@ Problem = tuple[int, str, str]
 
 
 class Gateway:
-    """Answers each HTTP request in the session of the request's API key.
+    """Sessions by API key, with the HTTP handlers that answer each request in the session of the request's key.
 
     Args:
         anonymous: Returns a session for a request without a known key; by default such requests are refused.

@@ -130,7 +130,7 @@ class SessionObserver(Protocol):
 
 
 class Session:
-    """Answers the requests of one episode, or of one client.
+    """State of one episode, or of one client, on the gateway; answers its requests.
 
     Args:
         model: A model with `conversations="many"`, for this session alone.

@@ -211,7 +211,7 @@ _SIMPLE_OPERATIONS: Final[Mapping[str, Callable[..., Value]]] = {
 
 
 class _Evaluation:
-    """Computes formulas at a point. A method `_<kind>` computes an expression of this kind."""
+    """Evaluator of formulas at a point. A method `_<kind>` computes an expression of this kind."""
 
     def __init__(
         self, budget: Budget, symbols: Mapping[str, Fraction], *, is_complex: bool = False, decimal_log: bool = False

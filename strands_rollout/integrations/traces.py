@@ -377,7 +377,7 @@ def send_dump(
 
 
 class _Sender:
-    """Sends spans in batches; the SDK's batch processor would drop spans when the collector is slow."""
+    """Recorder of the spans of episodes; sends them in batches."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())

@@ -84,7 +84,7 @@ def _split_turn(
 
 @dataclass(slots=True)
 class AnswerReader:
-    """Reads the turns of one conversation: text, reasoning, calls, and calls that can't be parsed.
+    """Reader of one conversation's turns: text, reasoning, calls, and calls that can't be parsed.
 
     Attributes:
         template: The policy's chat template.

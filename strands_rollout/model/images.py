@@ -192,7 +192,7 @@ class ReadImage:
 
 
 class ImageTokens:
-    """Reads images with a model's processor. Thread-safe: only one thread at a time uses the processor.
+    """Reader of images with a model's processor. Thread-safe: only one thread at a time uses the processor.
 
     Attributes:
         token_id: Id of the image token, which a template writes once for each image.

@@ -125,7 +125,7 @@ class SamplingRequest:
 
 
 class TurnSampler:
-    """Samples the turns of one conversation, and remembers the engine's context length.
+    """Sampler of one conversation's turns; remembers the engine's context length.
 
     Args:
         vocab_size: Token ids in contexts and parameters must be below this number.

@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays samples on an engine; created by `open_player`.
+    """Player of samples on an engine; also grades and checks the samples. Created by `open_player`.
 
     Attributes:
         args: slime's args, with the address of the engine or of the recorder.

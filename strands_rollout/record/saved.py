@@ -299,7 +299,7 @@ _fields_of_part: Final = attrgetter(*_JOURNAL_PART_FIELDS)
 
 
 class StepWriter:
-    """Makes the journal records of an episode; each has the current counts, and all that is new since the last record.
+    """Encoder of an episode's journal records; each has the current counts, and all that is new since the last record.
 
     A record is a line of JSON. If it has turns, the ids of all new tokens follow as int32, and the logprobs of the
     sampled tokens among them as float64.

@@ -86,7 +86,7 @@ class SampledEpisode:
 
 
 class TurnReader:
-    """Finds tool calls and prose in the turns of a policy.
+    """Reader that finds tool calls and prose in the turns of a policy.
 
     The parser is None if `tool_parser` is "auto" and no known format of calls, or more than one, fits the template.
 
@@ -171,7 +171,7 @@ class Mismatch:
 
 
 class RenderCheck:
-    """Compares the context of one policy's episodes with what its template renders."""
+    """Comparison of the contexts in one policy's episodes with what the policy's template renders."""
 
     def __init__(self, reader: TurnReader) -> None:
         self.reader = reader
@@ -454,7 +454,7 @@ class DriftTotals:
 
 
 class DriftMeter:
-    """Measures the drift and mismatch of one policy's episodes.
+    """Measurement of the drift and mismatch in one policy's episodes.
 
     Args:
         tokenizer: The policy's tokenizer.

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordSink(Protocol):
-    """Stores an episode's journal records where they survive the death of the process that plays the episode.
+    """Protocol of stores in which an episode's journal records survive the death of the process that plays the episode.
 
     Attributes:
         records: The records of an earlier attempt whose process died; empty if there are none.
@@ -61,7 +61,7 @@ class RecordSink(Protocol):
 
 
 class EpisodeJournal:
-    """Writes the journal records of one episode; implements `agent.run.Journal`.
+    """Journal of one episode, whose records go to `sink`; implements `agent.run.Journal`.
 
     Args:
         sink: Stores the records.

@@ -207,7 +207,7 @@ class _RunningEpisode:
 
 
 class _Outbox:
-    """Collects journal records and results into batches for the driver, since each message to it has a fixed cost."""
+    """Batches of journal records and results for the driver, since each message to the driver has a fixed cost."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -268,7 +268,7 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _WorkerRecordSink:
-    """Writes journal records to a file, in case this process dies; sends them to the driver, in case the node is lost.
+    """Record sink of a worker: writes to a file in case this process dies, and to the driver in case the node is lost.
 
     Implements `journal.RecordSink`. The driver keeps the records of the previous attempt until this attempt has sent
     its first record, which holds the whole episode so far.
@@ -302,7 +302,7 @@ class _WorkerRecordSink:
 
 
 class EpisodeWorker:
-    """Plays episodes in a process of its own, as a Ray actor; its methods run concurrently on one event loop."""
+    """Ray actor that plays episodes in a process of its own; its methods run concurrently on one event loop."""
 
     def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning that torch is missing

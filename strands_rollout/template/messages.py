@@ -394,7 +394,7 @@ def _is_plain(value: object) -> bool:
 
 
 class _Converter:
-    """Converts one value to plain JSON, within limits of size and depth."""
+    """Converter of one value to plain JSON, within limits of size and depth."""
 
     def __init__(self) -> None:
         self._left = _MAX_VALUES

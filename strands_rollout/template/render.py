@@ -44,7 +44,7 @@ _SANDBOX_ADVICE: Final = (
 
 
 class TemplateRenderer:
-    """Renders conversations with a tokenizer's chat template and fixed arguments.
+    """Renderer of conversations with a tokenizer's chat template and fixed arguments.
 
     Attributes:
         encoder: The tokenizer's encoder, which escapes texts and encodes rendered texts.
@@ -263,7 +263,7 @@ class TurnEnds:
 
 @dataclass(frozen=True, slots=True)
 class TurnRenderer:
-    """Renders new messages with a template whose turn ends are known."""
+    """Renderer of the messages after a turn, with a template whose turn ends are known."""
 
     template: TemplateRenderer
     ends: TurnEnds

@@ -55,7 +55,7 @@ _SPARE_TOKENS: Final = 64
 
 
 class TokenEncoder:
-    """Encodes rendered templates: splits them at control tokens, and encodes each text between them as a whole.
+    """Encoder of rendered templates: splits them at control tokens, and encodes each text between them as a whole.
 
     Make one encoder per tokenizer, since its decoder caches tokens. An encoder is thread-safe.
 
@@ -257,7 +257,7 @@ def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
 
 
 class ByteDecoder:
-    """Decodes ids exactly as `tokenizer.decode(ids, skip_special_tokens=False)` does."""
+    """Decoder of ids that returns exactly what `tokenizer.decode(ids, skip_special_tokens=False)` returns."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

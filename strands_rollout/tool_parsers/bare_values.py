@@ -218,7 +218,7 @@ class BlockParser(SchemaParser):
 
 
 class Qwen3CoderParser(BlockParser):
-    """Parses the format of Qwen3-Coder; see the module and `SchemaParser`.
+    """Parser of Qwen3-Coder's format, `<tool_call><function=x>`; see the module and `SchemaParser`.
 
     A line break after a value's opening tag, and a line break before its closing tag, are not part of the value.
     """
@@ -270,7 +270,7 @@ class Qwen3CoderParser(BlockParser):
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """Parses the format of Seed-OSS, like `Qwen3CoderParser`, but all line breaks in a value belong to it."""
+    """Parser of the format of Seed-OSS: like `Qwen3CoderParser`, but all line breaks in a value belong to the value."""
 
     open_block: ClassVar[str] = "<seed:tool_call>"
     close_block: ClassVar[str] = "</seed:tool_call>"
@@ -283,7 +283,7 @@ class SeedOSSParser(Qwen3CoderParser):
 
 
 class GLM4Parser(BlockParser):
-    """Parses the format of GLM; see the module and `SchemaParser`.
+    """Parser of the format of GLM-4.5, 4.6 and 4.7; see the module and `SchemaParser`.
 
     White space between tags is ignored; white space in a value belongs to the value.
     """
@@ -349,7 +349,7 @@ class SchemaSectionParser(SchemaParser, SectionParser):
 
 
 class MiniMaxM2Parser(SchemaSectionParser):
-    """Parses the format of MiniMax-M2; see the module."""
+    """Parser of MiniMax-M2's format, `<minimax:tool_call><invoke name="x">`; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?minimax:tool_call>|<invoke(?= name=\")")
     section: ClassVar[Tags] = ("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>")
@@ -367,7 +367,7 @@ class MiniMaxM2Parser(SchemaSectionParser):
 
 
 class Hunyuan3Parser(SchemaSectionParser):
-    """Parses the format of Hunyuan 3; see the module."""
+    """Parser of Hunyuan 3's format, `<tool_calls:opensource>`; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value):opensource>")
     open_reasoning: ClassVar[str] = "<think:opensource>"
@@ -400,7 +400,7 @@ _MUSE_TOOL: Final = re.compile(r"to=(?!(?:self|user)(?![^\s<]))([^\s<]{1,200})|<
 
 
 class MuseGlimmerParser(SchemaSectionParser):
-    """Parses the format of Muse Glimmer; see the module.
+    """Parser of Muse Glimmer's format, messages with recipients; see the module.
 
     The text begins after the prompt's `<|start|>assistant`, or inside the reasoning that the prompt opened. The last
     message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in

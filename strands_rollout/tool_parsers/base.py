@@ -223,7 +223,7 @@ ReadResult = tuple[Sequence[Segment], int]
 
 
 class ToolParser(Protocol):
-    """Parses turns in one format. Stateless, except for the source of call ids."""
+    """Protocol of parsers of turns in one format. A parser is stateless, except for the source of call ids."""
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002 - public signature
         """Split a finished turn into segments, in the order of the text; never raises because of the text.

@@ -79,7 +79,7 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
 
 
 class KimiK2Parser(SectionParser):
-    """Parses the format of Kimi K2; see the module.
+    """Parser of Kimi K2's format, in which each call has an id; see the module.
 
     The id that the model writes contains the tool's name, and the call's result is shown with this id. As in all
     formats, `ToolCall.id` is another id, made by `new_id`, since a model may write an id twice.
@@ -151,7 +151,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
 
 
 class DeepSeekV3Parser(SectionParser):
-    """Parses the three formats of DeepSeek V3; see the module."""
+    """Parser of all three published formats of DeepSeek V3; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<｜tool▁calls?▁(?:begin|end)｜>|<｜tool▁sep｜>|</?｜DSML｜(?:function_calls>|invoke|parameter)"
@@ -175,7 +175,7 @@ class DeepSeekV3Parser(SectionParser):
 
 
 class DeepSeekV4Parser(SectionParser):
-    """Parses the format of DeepSeek V4; see the module."""
+    """Parser of DeepSeek V4's format, `<｜DSML｜tool_calls>`; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?｜DSML｜(?:tool_calls>|invoke|parameter)")
     sections: Mapping[str, Section] = {
@@ -225,7 +225,7 @@ def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
 
 
 class KimiK3Parser(SectionParser):
-    """Parses the format of Kimi K3; see the module."""
+    """Parser of Kimi K3's format, in which arguments state their JSON type; see the module."""
 
     open_reasoning: ClassVar[str] = "<|open|>think<|sep|>"
     close_reasoning: ClassVar[str] = "<|close|>think<|sep|>"
@@ -273,7 +273,7 @@ class _Header:
 
 
 class GptOssParser(BaseParser):
-    """Parses gpt-oss's harmony format; see the module.
+    """Parser of gpt-oss's format, harmony: messages on channels; see the module.
 
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in

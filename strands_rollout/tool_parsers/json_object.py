@@ -82,7 +82,7 @@ _CLOSE: Final = "</tool_call>"
 
 
 class HermesParser(TaggedParser):
-    """Parses the format of Hermes and Qwen; see the module.
+    """Parser of the format of Hermes and Qwen, JSON in `<tool_call>`; see the module.
 
     After the opening tag, a call's block has a JSON object, with optional white space around it, and `</tool_call>`;
     tags inside the object's strings are content. Any other block is a failure. Such a block ends at the first
@@ -132,7 +132,7 @@ _LIKE_A_CALL: Final = re.compile(
 
 
 class Llama3JSONParser(TaggedParser):
-    """Parses the JSON format of Llama 3; see the module.
+    """Parser of Llama 3's JSON format, in which a call needs no tag; see the module.
 
     A JSON object with neither `parameters` nor `arguments`, but with keys other than `type` and `name`, is an ordinary
     answer. A call must be the whole answer, or follow `<|python_tag|>` or `<|python_end|>`; after other text, it is a
@@ -269,21 +269,21 @@ class ArrayParser(TaggedParser):
 
 
 class GraniteParser(ArrayParser):
-    """Parses the format of Granite 3; see the module and `ArrayParser`."""
+    """Parser of Granite 3's format, `<|tool_call|>[...]`; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call\|>")
     open_calls: ClassVar[str] = "<|tool_call|>"
 
 
 class Phi4MiniParser(ArrayParser):
-    """Parses the format of Phi-4-mini; see the module and `ArrayParser`."""
+    """Parser of Phi-4-mini's format, `functools[...]`; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|functools(?=\[)")
     open_calls: ClassVar[str] = "functools"
 
 
 class HunyuanA13BParser(ArrayParser):
-    """Parses the format of Hunyuan A13B; see the module and `ArrayParser`."""
+    """Parser of Hunyuan A13B's format, `<tool_calls>[...]</tool_calls>`; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls)>")
     open_calls: ClassVar[str] = "<tool_calls>"
@@ -291,7 +291,7 @@ class HunyuanA13BParser(ArrayParser):
 
 
 class ApertusParser(ArrayParser):
-    """Parses the format of Apertus; see the module and `ArrayParser`."""
+    """Parser of Apertus' format, `<|tools_prefix|>[{"x": {}}]`; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|(?:inner|tools)_(?:prefix|suffix)\|>")
     open_reasoning: ClassVar[str] = "<|inner_prefix|>"
@@ -308,7 +308,7 @@ class ApertusParser(ArrayParser):
 
 
 class MistralParser(ArrayParser):
-    """Parses the three formats of Mistral; see the module and `ArrayParser`."""
+    """Parser of Mistral's three formats, all with `[TOOL_CALLS]`; see the module and `ArrayParser`."""
 
     open_calls: ClassVar[str] = _CALLS
     id_key: ClassVar[str | None] = "id"

@@ -122,7 +122,7 @@ def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[
 
 
 class PythonicParser(TaggedParser):
-    """Parses the format of Llama 4; see the module.
+    """Parser of Llama 4's format, a list of Python calls; see the module.
 
     If text other than `<|python_end|>` follows a list of calls, the whole attempt is a failure.
     """
@@ -148,7 +148,7 @@ _OBJECTS: Final = re.compile(r"\[\s*+\{")
 
 
 class LFM2Parser(ArrayParser):
-    """Parses the format of LFM2; see the module. An array of JSON objects is accepted as well."""
+    """Parser of LFM2's format, a list of Python calls between tags; see the module. Also accepts JSON arrays."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call_(?:start|end)\|>")
     open_calls: ClassVar[str] = "<|tool_call_start|>"
@@ -170,7 +170,7 @@ _GEMMA: Final = re.compile(
 
 
 class Gemma4Parser(TaggedParser):
-    """Parses the format of Gemma 4; see the module. A call ends at the first closing tag."""
+    """Parser of Gemma 4's format, with its own literals; see the module. A call ends at the first closing tag."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|channel>(?:thought)?|<channel\|>|<\|tool_call>|<tool_call\|>")
     open_reasoning: ClassVar[str] = "<|channel>thought"

@@ -85,7 +85,7 @@ class SectionParser(TaggedParser):
 
 @dataclass(frozen=True, slots=True)
 class ValueTags:
-    """Parses arguments whose values are enclosed in tags, in formats without escapes.
+    """Parser of arguments whose values are enclosed in tags, for formats without escapes.
 
     A value ends at the first tag that `inner` matches, which must be `close`.
 

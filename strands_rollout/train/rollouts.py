@@ -114,7 +114,7 @@ class Group:
 
 
 class RolloutCollector:
-    """Plays groups, and keeps groups that a step does not use for the next step.
+    """Player of groups; groups that a step does not use are kept for the next step.
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.

@@ -297,7 +297,7 @@ _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 
 
 class TrainingProgress:
-    """Shows the progress of a run. A context manager.
+    """Display of a run's progress on a terminal or in a file, as a context manager.
 
     Args:
         console: The terminal or file.

@@ -273,7 +273,7 @@ def _draw_curves(options: TrainOptions, summary: dict[str, Any], log: Console) -
 
 
 class WeightSync:
-    """Loads new weights into one engine, and aborts its requests. An async context manager."""
+    """Client of one engine; loads new weights, and aborts the engine's requests. An async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._http = create_client(base_url)

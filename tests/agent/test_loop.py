@@ -80,7 +80,7 @@ async def give_nothing() -> Any:
 
 
 class CallOnEvents(HookProvider):
-    """Calls a function with each event of the given kinds."""
+    """Hook that calls a function with each event of the given kinds."""
 
     def __init__(self, *kinds: Any, call: Any, order: int | None = None) -> None:
         self.kinds, self.call = kinds, call
@@ -182,7 +182,7 @@ class Helper(Plugin):
 
 
 class Listener(HookProvider):
-    """Records the facts of each event and calls `do` at events of type `at`, the first time only or each time."""
+    """Hook that records each event's facts and calls `do` at events of type `at`, the first time only or each time."""
 
     def __init__(self, at: Any = None, do: Any = None, once: bool = True) -> None:
         self.at, self.do, self.once = at, do, once

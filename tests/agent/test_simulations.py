@@ -19,7 +19,7 @@ LOOKS = TOOL_CALL.format(name="look_up", arguments=json.dumps({"item": "apple"})
 
 
 class Simulating(Model):
-    """Fills in the form that the simulated user or tool asks for."""
+    """Model that fills in the form that the simulated user or tool asks for."""
 
     def update_config(self, **_config: Any) -> None: ...
 

@@ -23,7 +23,7 @@ async def greet() -> str:
 
 
 class SlowProvider(ToolProvider):
-    """Waits, when it loads and when it is released, until the event loop has run something else."""
+    """Tool provider that waits, when it loads and when it is released, until the event loop has run something else."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -174,7 +174,7 @@ def test_send_dump_sends_samples_with_malformed_facts(collector, tmp_path, facts
 
 
 class Collector(ThreadingHTTPServer):
-    """Records what it receives, and answers with `status`."""
+    """HTTP server that records what it receives, and answers with `status`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receiver)

@@ -41,7 +41,7 @@ EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerr
 
 
 class Scripts(HTMLParser):
-    """Collects all elements, and the text of each script, as a browser parses them."""
+    """All elements of a page, and the text of each script, as a browser parses them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def frame(message: object) -> bytes:
 
 
 class FrameReader:
-    """Reads messages from a blocking socket."""
+    """Reader of JSON messages, each after its length, from a blocking socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -207,7 +207,7 @@ _PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.S
 
 
 class ForkServerLink:
-    """Owns the fork server and the socket to it; ends this process if the fork server dies after its start."""
+    """The fork server and the socket to it. If the fork server dies after its start, this process ends."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()

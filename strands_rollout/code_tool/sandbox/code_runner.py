@@ -171,7 +171,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class CappedOutput:
-    """Keeps the beginning and the end of a stream's text, `max_chars` characters in all; drops the rest."""
+    """The beginning and the end of a stream's text, `max_chars` characters in all; the rest is dropped."""
 
     def __init__(self, max_chars: int) -> None:
         self._head_chars = max_chars // 2

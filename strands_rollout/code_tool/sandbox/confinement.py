@@ -115,7 +115,7 @@ class LibraryFinder:
 
 
 class DirectoryDescriptors:
-    """Holds folders open, so that they stay reachable after a change of user."""
+    """Open descriptors of folders, through which the folders stay reachable after a change of user."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -181,7 +181,7 @@ class Workspace:
 
 
 class Confinement:
-    """Decides which layers to use on this machine, and applies them to a child.
+    """The layers of confinement to use on this machine, with methods that apply them to a child.
 
     `enforced` maps a layer to its mechanism; `missing` maps a layer to the reason why it is not enforced.
 

@@ -503,7 +503,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Forks children into slots, signals and limits them, and reports when they end."""
+    """Server that forks children into slots, signals and limits them, and reports when they end."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands

@@ -51,7 +51,7 @@ class Session:
 
 
 class Supervisor:
-    """Runs code in the fork server's children, and owns those children, their slots and the sessions.
+    """Owner of the fork server's children, their slots and the sessions; runs code in the children.
 
     Args:
         settings: The executor's settings, including `root`, the folder that contains all slots' directories.

@@ -186,7 +186,7 @@ class _SlotState:
 
 
 class DiskWatch:
-    """Watches the disk usage of all slots.
+    """Monitor of the disk usage of all slots; finds runs that exceed a limit, or that fill the disk.
 
     Args:
         limits: Limits of a run, of which `disk_mb` and `max_files` are read.
@@ -409,7 +409,7 @@ def unaccounted_memory() -> int:
 
 
 class MemoryWatch:
-    """Warns of a run whose end frees more unaccounted memory than a process may have, and more than 512 MiB.
+    """Monitor that warns if the end of a run frees more unaccounted memory than a process may have, and over 512 MiB.
 
     Such a run may have evaded its limit.
 
@@ -456,7 +456,7 @@ _SHARE_OF_POLLING: Final = 0.1
 
 
 class RunWatch:
-    """Enforces one set of limits on running code."""
+    """Monitor of running code; kills the code's process as soon as the code exceeds a limit."""
 
     def __init__(self, limits: Mapping[str, Any], disk: DiskWatch, fork_server: ForkServerLink) -> None:
         self._limits = limits

@@ -348,7 +348,7 @@ def read_generation(
             f"meta_info.{name} is {_shown(entries)}; expected a list of [logprob, token id, text]"
         ) from e
     ids = answer.get("output_ids")
-    if ids is None:  # SGLang before 0.4.7 reports ids with the logprobs only
+    if ids is None:  # SGLang before 0.4.7 reports the ids only with the logprobs
         ids = logprob_ids
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
     logprobs = _check_logprobs(logprobs, logprob_ids, ids) if request.return_logprob else []

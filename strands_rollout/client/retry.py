@@ -53,7 +53,7 @@ class RetryPolicy:
     """The limits and waits of retries.
 
     Attributes:
-        patience_s: Maximum of `Outage.waited_s` at the beginning of an attempt; 0 for a single attempt.
+        patience_s: Seconds for which a request is retried, as `Outage.waited_s` counts them; 0 for a single attempt.
         backoff_base_s: Upper limit of the first wait in seconds; each further failure doubles the limit. The actual
             wait is a random 50% to 100% of the limit, or a server's Retry-After if that is longer; it never exceeds the
             rest of `patience_s`.
@@ -84,8 +84,8 @@ class Outage:
 
     Attributes:
         faults: The failed attempts.
-        waited_s: Seconds of patience used up since the first fault: all waits, plus each later attempt up to 10 s (in a
-            longer attempt, the engine was generating).
+        waited_s: Seconds of patience used up since the first fault: all waits, plus the first 10 s of each later
+            attempt (in a longer attempt, the engine was generating).
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

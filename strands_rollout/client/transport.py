@@ -100,7 +100,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
         opened = socket.socket(family=family, type=kind, proto=protocol)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE_PROBES.items():
-            if hasattr(socket, name):  # macOS and Windows have some of the options only
+            if hasattr(socket, name):  # macOS and Windows have only some of the options
                 opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._sockets = [*(known for known in self._sockets if known.fileno() >= 0), opened]
         return opened

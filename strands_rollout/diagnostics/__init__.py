@@ -61,7 +61,11 @@ class DoctorOptions:
         int | None, Option(help="Tokens of prompt plus response that the servers must accept.", min=1)
     ] = None
     tokenizer: Annotated[
-        Path | None, Option(help="Folder of the tokenizer. Default: the model's, else the shipped model's.")
+        Path | None,
+        Option(
+            help="Folder of the run's tokenizer. Default: the model's folder if it has a tokenizer.json, else the "
+            "folder of the shipped model."
+        ),
     ] = None
     model_name: Annotated[
         str | None,

@@ -28,7 +28,7 @@ LOGIT_BYTES: Final = 14
 # 2022 (arXiv:2205.05198), section 4.1, without the quadratic term, because flash attention does not keep the scores
 LAYER_BYTES: Final = 34
 RUNTIME_GB: Final = 3.0  # CUDA's context, NCCL's buffers
-_LAYER_PATTERN: Final = re.compile(r"\[([\d,]*)\](?:\*(\d+))?")  # a term of [0]*3+[1]*45
+_LAYER_PATTERN: Final = re.compile(r"\[([\d,]*)\](?:\*(\d+))?")  # a term of --moe-layer-freq, as in [0]*3+[1]*45
 _ROWS: Final = re.compile(r"(?P<file>.*)@\[(?P<start>-?\d{0,15}):(?P<end>-?\d{0,15})\]", re.DOTALL)
 _MAX_DIGITS: Final = 15  # a longer number is a mistake, and too large for the computations
 DEFAULT_CONCURRENCY: Final = 512  # slime's --sglang-server-concurrency (slime/backends/sglang_utils/arguments.py)

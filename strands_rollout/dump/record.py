@@ -374,7 +374,11 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
 
 
 def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """Return a sample's values with secrets masked by value in `_TEXT_FIELDS`, by key and value in `_MASKED_FIELDS`."""
+    """Return a sample's values with secrets masked.
+
+    The texts in `secrets` are masked in `_TEXT_FIELDS` and `_MASKED_FIELDS`. In `_MASKED_FIELDS`, the secrets that
+    `without_secrets` finds are masked, too.
+    """
     mappings = {name: sample[name] for name in _MASKED_FIELDS if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXT_FIELDS if name in sample}
     masked_by_key = {name: without_secrets(values) for name, values in mappings.items()}
@@ -457,9 +461,10 @@ def slime_record(values: object, where: str) -> DumpRecord:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping of a sample, such as `metadata`, with secrets masked by key and by pattern.
+    """Return one of a sample's mappings, such as `metadata`, with secrets masked.
 
-    The saved messages of an aborted episode stay unchanged, so that the episode can be resumed.
+    Values with a secret's key are masked, and secrets in texts, such as bearer tokens. The saved state of an aborted
+    episode stays unchanged, so that the episode can be resumed.
     """
     cleaned: dict[str, Any] = mask(values, _SECRET_KEYS)
     facts = recorded_facts(values)

@@ -105,7 +105,8 @@ def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
 
     Raises:
         ContractError: A name is unknown, or a type is wrong.
-        RequestRefusedError: A value can't be served.
+        RequestRefusedError: A value is out of range, there are too many stop strings, or the embedded engine does not
+            support a parameter.
     """
     values = {name: _check_type(name, value) for name, value in raw.items()}
     values = {name: value for name, value in values.items() if value is not None and name not in _IGNORED}

@@ -35,7 +35,7 @@ def encode_json(value: Json) -> bytes:
                 text = json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
             return text.encode()
         except RecursionError as e:
-            raise ValueError("it is nested too deeply") from e
+            raise ValueError("values are nested too deeply") from e
 
 
 def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
@@ -58,7 +58,7 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
     try:
         return (_FINITE if is_finite else _DECODER).decode(str(text, "utf-8") if isinstance(text, bytes) else text)
     except RecursionError as e:
-        raise ValueError("it is nested too deeply") from e
+        raise ValueError("values are nested too deeply") from e
 
 
 def _finite(number: str) -> float:

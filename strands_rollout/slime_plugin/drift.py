@@ -371,10 +371,10 @@ class Divergence:
     Attributes:
         position: The token's index in the sample's tokens.
         turn: The number of the policy's turn that contains the token, from 0; None if the token is context.
-        before: The text of the last tokens before it, at most `_DIVERGENCE_TOKENS`.
-        got: The sample's ids from the position on, at most `_DIVERGENCE_TOKENS`.
+        before: The text of the last `_DIVERGENCE_TOKENS` tokens before `position`, or of all if there are fewer.
+        got: At most `_DIVERGENCE_TOKENS` ids of the sample, from `position` on.
         got_texts: The text of each id in `got`.
-        again: The ids from the position on after encoding the text again, at most `_DIVERGENCE_TOKENS`.
+        again: At most `_DIVERGENCE_TOKENS` ids of the text encoded again, from the same position on.
         again_texts: The text of each id in `again`.
     """
 

@@ -583,7 +583,7 @@ def transcript_rows(
 
 
 def _choose_rows(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
-    """Yield reasons to show a sample, each with the position of the first sample to which the reason applies."""
+    """Yield pairs: a reason to show a sample, and the position of the sample. A sample may have several reasons."""
     graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
     if graded:
         yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]

@@ -41,7 +41,7 @@ from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR, Genera
 from strands_rollout.user_code import add_config_folder
 
 Ray: TypeAlias = Any
-"""The module `ray`, an actor's handle, or the reference to a call of an actor; Ray's own types are of little use."""
+"""The module `ray`, an actor's handle, or the `ObjectRef` of a call; Any, since Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are not sent to workers

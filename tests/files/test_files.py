@@ -82,7 +82,7 @@ def test_encode_json_refuses_deep_nesting() -> None:
     nested: list[Any] = []
     for _ in range(200_000):
         nested = [nested]
-    with pytest.raises(ValueError, match="it is nested too deeply"):
+    with pytest.raises(ValueError, match="values are nested too deeply"):
         encode_json(nested)
     while nested:  # freed level by level, since freeing all at once would recurse
         nested = nested.pop()

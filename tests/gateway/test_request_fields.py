@@ -86,7 +86,7 @@ async def test_refused_fields_are_refused(stage, api, field, value):
 async def test_unwritable_fields_are_answered(stage, monkeypatch, field, status):
     def encode_json(value):
         if value == {"deep": True}:
-            raise ValueError("it is nested too deeply")
+            raise ValueError("values are nested too deeply")
         return json.dumps(value).encode()
 
     for module in (protocols, session):
@@ -95,7 +95,7 @@ async def test_unwritable_fields_are_answered(stage, monkeypatch, field, status)
         got, answer = await made.post("chat", {**HISTORY["chat"], field: {"deep": True}})
         assert (got, "nested too deeply" in str(answer)) == (status, status == 400)
         shown = made.session.facts.overridden.values()
-        assert [*shown] == ["a value that can't be written as JSON: it is nested too deeply"] * (status == 200)
+        assert [*shown] == ["a value that can't be written as JSON: values are nested too deeply"] * (status == 200)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A real SGLang that dies during episodes: they continue on its replacement, else they are masked.
 
-`recovery_s` in the table: seconds from the first answer of the new server to the end of the last episode.
+In the table "faults" at the end of the test run, `recovery_s` is the number of seconds from the moment when a server
+is back at the address to the end of the last episode.
 """
 
 import asyncio

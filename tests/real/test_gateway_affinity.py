@@ -1,4 +1,4 @@
-"""Behind the real routers: the worker of each turn, and the use of its prefix cache.
+"""The worker to which the real routers send each turn, and the use of that worker's prefix cache.
 
 The two workers have the same weights, but report different weight versions, so that a token's version identifies the
 worker that sampled it.

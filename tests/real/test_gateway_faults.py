@@ -1,6 +1,7 @@
-"""Behind the real routers: workers that fail, are unreachable or missing, and requests that a router refuses.
+"""Episodes through the real routers while workers fail, are unreachable or missing, or a router refuses requests.
 
-`recovery_s` in the table: seconds from the repair to the end of all episodes.
+In the table "faults" at the end of the test run, `recovery_s` is the number of seconds from the repair to the end of
+all episodes.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Behind both real routers at once, as slime starts them: SIGKILL of real workers during episodes.
+"""Episodes through both real routers at once, started as slime starts them, while SIGKILL ends real workers.
 
-`recovery_s` in the table: seconds from the moment when a worker answers again to the end of all new episodes.
+In the table "faults" at the end of the test run, `recovery_s` is the number of seconds from the moment when a worker
+answers again to the end of all new episodes.
 """
 
 import asyncio

@@ -217,6 +217,7 @@ class EnvironmentRun(EpisodeRun):
     def _finish(self, ending: Ending) -> Episode:
         episode = super()._finish(ending)
         episode.played = self.played
+        self.agent_hook.release()
         return episode
 
     def _history(self) -> Sequence[Mapping[str, Any]]:
@@ -240,7 +241,7 @@ class _AgentHook(HookProvider):
     """
 
     def __init__(self, run: EnvironmentRun) -> None:
-        self._run = run
+        self._run: EnvironmentRun | None = run  # None once the episode has ended, though its agent may go on
         self.agent: Agent | None = None
         self.error: Exception | None = None
         self.is_playing = False
@@ -252,6 +253,10 @@ class _AgentHook(HookProvider):
     def phase(self) -> str:
         return "before its agent was asked" if self.agent is None else "after its agent's answer"
 
+    def release(self) -> None:
+        """Drop the ended run and its agent: reference cycles would keep them in memory until a garbage collection."""
+        self._run = self.agent = None
+
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
         registry.add_callback(BeforeInvocationEvent, self._before_invocation)
         registry.add_callback(AfterModelCallEvent, self._after_model_call)
@@ -259,9 +264,9 @@ class _AgentHook(HookProvider):
 
     def _before_invocation(self, event: BeforeInvocationEvent) -> None:
         agent, run = event.agent, self._run
-        if self.agent is None and agent.model is run.model:
+        if self.agent is None and run is not None and agent.model is run.model:
             self.agent = agent
-            self._join(agent)
+            self._join(agent, run)
         self._set_playing(agent, is_playing=True)
 
     def _after_invocation(self, event: AfterInvocationEvent) -> None:
@@ -272,8 +277,7 @@ class _AgentHook(HookProvider):
             self.is_playing = is_playing
             self.changed.set()
 
-    def _join(self, agent: Agent) -> None:
-        run = self._run
+    def _join(self, agent: Agent, run: EnvironmentRun) -> None:
         if HAS_MIDDLEWARE:
             agent.add_middleware(vars(loop)["AgentStreamStage"], self._cut_at_timeout)
         contain_exits(Team(agent, [agent], [agent]))
@@ -291,12 +295,12 @@ class _AgentHook(HookProvider):
     async def _cut_at_timeout(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """End the agent's turns at `episode_timeout_s`, as middleware; the environment still scores these turns."""
         run = self._run
-        deadline = asyncio.timeout(run.control.left_s(run.limits.episode_timeout_s))
+        deadline = asyncio.timeout(None if run is None else run.control.left_s(run.limits.episode_timeout_s))
         try:
             async with deadline:
                 async for event in call_next(context):
                     yield event
         except TimeoutError:
-            if deadline.expired():
+            if run is not None and deadline.expired():
                 self.is_out_of_time, self.engine_fault = True, run.model.engine_fault
             raise

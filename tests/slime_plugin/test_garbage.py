@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from harness import ANSWER, TOOL_CALL, run
@@ -15,11 +15,14 @@ from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.models.openai import OpenAIModel
 from user_agents import double
 
-from strands_rollout import aio
+from strands_rollout import SGLangModel, Task, aio
 from strands_rollout.agent.episode import _JournalHook
-from strands_rollout.agent.run import drop_traceback
+from strands_rollout.agent.limits import StopReason
+from strands_rollout.agent.run import PlayedEpisode, drop_traceback
 from strands_rollout.agent.tool_call import ToolStats
+from strands_rollout.errors import EngineAbortedError
 from strands_rollout.record.record import Record
+from strands_rollout.settings import ENVIRONMENT_LIBRARIES
 from strands_rollout.slime_plugin.garbage import freeze_long_lived
 
 CALL = TOOL_CALL.format(name="double", arguments='{"number": 17}')
@@ -103,6 +106,23 @@ async def program(task: Any, endpoint: Any) -> str:
     return str(await agent.invoke_async(task.text))
 
 
+class Player:
+    """Environment of a library, which plays with an agent of its own."""
+
+    tools = ()
+    agents: ClassVar[list[Agent] | None] = None
+
+    def __init__(self, task: Task, factory: str, config: object) -> None:
+        self.text = task.text
+
+    async def play(self, model: SGLangModel, hooks: list[HookProvider]) -> PlayedEpisode:
+        agent = Agent(model, tools=[double], hooks=hooks, callback_handler=None)
+        if self.agents is not None:
+            self.agents.append(agent)
+        await agent.invoke_async(self.text)
+        return PlayedEpisode(StopReason.COMPLETED)
+
+
 TOOL = {"tools": ["user_agents.double"]}
 FACTORY = {"agent_factory": "user_agents.with_tools_of_the_task", **TOOL}
 PROGRAM = {"agent_program": f"{__name__}.program"}
@@ -118,6 +138,7 @@ FAULT = TOOL_CALL.format(name="raise_sandbox_error", arguments="{}")
         (FACTORY, [CALL, ANSWER], "completed"),
         ({"agent_factory": "user_agents.graph"}, [ANSWER] * 3, "completed"),
         (PROGRAM, [CALL, ANSWER], "completed"),
+        ({"environment": "player", "environment_factory": "a.factory"}, [CALL, ANSWER], "completed"),
         ({**TOOL, "journal_dir": "."}, [CALL, ANSWER], "completed"),
         ({**FACTORY, "journal_dir": "."}, [CALL, ANSWER], "completed"),
         ({**TOOL, "max_tool_iterations": 1}, [CALL, CALL], "max_tool_iterations"),
@@ -126,7 +147,7 @@ FAULT = TOOL_CALL.format(name="raise_sandbox_error", arguments="{}")
         ({"tools": ["user_agents.raise_sandbox_error"]}, [FAULT], "sandbox_error"),
     ],
     ids=[
-        *("plain", "hook", "factory", "graph", "program", "journal", "factory-journal"),
+        *("plain", "hook", "factory", "graph", "program", "environment", "journal", "factory-journal"),
         *("limit", "program-limit", "timeout", "fault"),
     ],
 )
@@ -139,6 +160,7 @@ async def test_episode_is_freed_without_garbage_collection(
     stop_reason: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(ENVIRONMENT_LIBRARIES, "player", f"{__name__}.Player")
     gc.collect()
     before = count_records()
     gc.disable()
@@ -182,3 +204,18 @@ def test_journal_hook_ignores_calls_after_its_run() -> None:
     del run
     assert Run.stats.on_call_end is not None
     Run.stats.on_call_end()
+
+
+async def test_agent_of_an_environment_outlives_its_episode(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT_LIBRARIES, "player", f"{__name__}.Player")
+    kept: list[Agent] = []
+    monkeypatch.setattr(Player, "agents", kept)
+    settings = {"environment": "player", "environment_factory": "a.factory"}
+    played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
+    [agent] = kept
+    messages = len(agent.messages)
+    with pytest.raises(EngineAbortedError, match="the episode ended before a request"):
+        await agent.invoke_async("Once more.")
+    assert (played.facts["stop_reason"], len(agent.messages)) == ("completed", messages + 1)

@@ -147,12 +147,14 @@ def serve(
         int | None, typer.Option(help="Maximum tokens of prompt plus answer. Default: the model's limit.", min=8)
     ] = None,
     max_running_requests: Annotated[
-        int, typer.Option(help="Maximum requests decoded at once; more are queued.", min=1)
+        int, typer.Option(help="Maximum number of requests decoded at once; more are queued.", min=1)
     ] = 32,
-    seed: Annotated[int | None, typer.Option(help="Seed for reproducible sampling.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of requests that set no sampling seed. Default: random.")
+    ] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Serve a small Qwen3 model on this CPU through SGLang's API.
+    """Serve a small model on this CPU through SGLang's API.
 
     Also serves OpenAI's and Anthropic's chat APIs. Prints a line of JSON with the base_url on stdout as soon as the
     server accepts requests. Ctrl-C stops the server.
@@ -181,7 +183,9 @@ def serve(
 
 def gateway(
     base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=check_url)],
-    tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id on the Hugging Face Hub.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="Folder of the policy's tokenizer, or a model's id on the Hugging Face Hub.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8700,
     tool_parser: Annotated[
@@ -191,8 +195,8 @@ def gateway(
     idle: Annotated[
         float,
         typer.Option(
-            help="End a session after this many seconds without a request for a turn or for its samples; checked when "
-            "a new session begins.",
+            help="Seconds without a request for a turn or for samples after which a session ends; checked when a new "
+            "session begins.",
             min=1,
         ),
     ] = 3600,
@@ -206,7 +210,7 @@ def gateway(
 ) -> None:
     """Serve a policy to any agent and record its exact tokens.
 
-    For use with trainers other than slime. POST /sessions returns an API key for OpenAI and Anthropic clients; GET
+    Use it with trainers other than slime. POST /sessions returns an API key for OpenAI and Anthropic clients; GET
     /sessions/ID/samples returns the tokens that the policy read and sampled in the session. Prints a line of JSON with
     the base_url on stdout as soon as the server accepts requests. Ctrl-C stops the server.
     """
@@ -313,10 +317,8 @@ def evaluate(
     in training.
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
-    with the same --out. Samples that failed, were aborted or could not be graded are missing: no score includes them,
-    and the report gives their number. The run stops if too many consecutive samples fail for the same reason: 8, or
-    the number in --concurrency if it is higher. The last line on stdout is the report as JSON. Exits with 1 if a sample
-    is missing or a check fails, and with 130 after Ctrl-C.
+    with the same --out. The last line on stdout is the report as JSON. Exits with 1 if a check fails or if a sample
+    failed, was aborted or could not be graded, and with 130 after Ctrl-C.
     """
     check_engine_options(values["base_url"], values["model_dir"])
     # an option's bounds can't express these limits, and an engine would reject every sample
@@ -369,9 +371,9 @@ def try_row(
     Prints the prompt, each turn, tool call and result, the reward and the status.
 
     The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
-    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model. With each source,
-    chat template, tool parser, tools and reward work as in training. The default is the shipped model, which is trained
-    on math with the code tool only.
+    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model. The chat
+    template, tool parser, tools and reward work as in training, whatever the source. By default, the embedded engine
+    serves the shipped model, which is trained on math with the code tool only.
 
     Exits with 1 if the episode, its reward or a check of its tokens fails, if slime would not train the sample, or if
     the episode does not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
@@ -394,18 +396,21 @@ def train(
     context: typer.Context,
     unchecked: Annotated[
         bool,
-        typer.Option("--unchecked", help="Continue if logprobs differ or a sample violates slime's contract."),
+        typer.Option(
+            "--unchecked",
+            help="Continue if logprobs differ by more than --gap-limit, or if a sample violates slime's contract.",
+        ),
     ] = False,
 ) -> None:
     """Train a small model with GRPO on this CPU.
 
-    Each step plays groups of episodes through `generate` and `reward_func`, as slime calls them, normalizes rewards
-    within groups, updates the policy, and has the engine load the new weights from disk.
+    Each step plays groups of episodes through `generate` and `reward_func` as slime does, normalizes rewards within
+    groups, updates the policy, and has the engine load the new weights from disk.
 
-    At the first step the trainer's logprobs of the sampled tokens must agree with the rollout's; otherwise the run
-    stops and prints the tokens that differ. The folder --out holds options.json, steps.jsonl, summary.json, curves.png,
-    checkpoints, and the policy as a model folder in weights/. The last line on stdout is the summary as JSON. Exits
-    with 1 if a check or the engine fails, and with 130 after Ctrl-C.
+    At the first step, the trainer's logprobs of the sampled tokens may differ from the rollout's by at most
+    --gap-limit; otherwise the run stops and prints the tokens that differ. The trained model is in the folder weights/
+    of --out. The last line on stdout is the summary as JSON. Exits with 1 if a check or the engine fails, and with 130
+    after Ctrl-C.
     """
     if find_spec("torch") is None:
         cpu_build = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
@@ -457,8 +462,10 @@ def tasks(
         ),
     ],
     out: Annotated[Path, typer.Option(help="File to write the rows to, as JSON lines.", dir_okay=False)],
-    split: Annotated[str | None, typer.Option(help="Value for the field `split` of the taskset.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Maximum number of rows.", min=1)] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Value for the taskset's field `split`. Default: the taskset's value.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of rows. Default: all.", min=1)] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed to shuffle the tasks with. Default: the taskset's order.")
     ] = None,

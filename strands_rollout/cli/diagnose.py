@@ -33,14 +33,11 @@ def doctor(
     *,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Arguments of slime, after --. Without --training, only these and --flags are checked."),
+        typer.Argument(help="Arguments of slime, after --."),
     ] = None,
     flags: Annotated[
         Path | None,
-        typer.Option(
-            help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin). Without "
-            "--training, only this file and the arguments after -- are checked."
-        ),
+        typer.Option(help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin)."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: options.JsonLine = False,
@@ -50,8 +47,9 @@ def doctor(
     Reports errors and warnings with their remedies. This takes up to a minute, or a few minutes with --training.
 
     With --training, also checks the command of the run, and says what the run will do. The command is --flags plus the
-    arguments after --. If neither is given and the model is Qwen3-8B, it is scripts/strands_qwen3_8b.sh. Exits with 1
-    if there is an error or, with --strict, a warning.
+    arguments after --. If neither is given and the model is Qwen3-8B, it is scripts/strands_qwen3_8b.sh. If either
+    is given without --training, only the command is checked. Exits with 1 if there is an error or, with --strict, a
+    warning.
     """
     if (flags is not None or arguments) and not values["training"]:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -99,10 +97,9 @@ def check_template(
     """Check that a chat template is append-only.
 
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
-    turn. Then renders random episodes and compares the tokens that would be sent with the template's own rendering.
-    Exits with 1 if a token differs, and prints the tokens around the first difference. Also exits with 1 if the
-    template breaks a rule that all conversations need; if only some conversations need the rule, the command prints a
-    warning instead.
+    turn. Then renders random episodes, compares the tokens that would be sent with the template's own rendering, and
+    prints the tokens around the first difference. Exits with 1 if a token differs, or if the template breaks a rule
+    that all conversations need; a broken rule that only some conversations need is a warning.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -159,9 +156,9 @@ def replay(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Sampling temperature. Default: 1 with --seed; otherwise the recorded value if a seed was recorded, "
+            help="Sampling temperature. Default: 1 with --seed, else the recorded temperature if a seed was recorded, "
             "else 0.",
-            min=0.0,
+            min=0,
         ),
     ] = None,
     seed: Annotated[
@@ -175,7 +172,7 @@ def replay(
 ) -> None:
     """Sample a saved episode again and compare the turns.
 
-    Samples each turn from the tokens that its request sent. No tool runs: the recorded results are part of these
+    Samples each turn from the tokens of its recorded request. No tool runs: the recorded results are part of these
     tokens. If the engine returns logprobs of input tokens, the logprobs of the recorded tokens are compared too. Exits
     with 1 if a turn differs.
     """
@@ -204,7 +201,7 @@ def rescore(
     group_rm: options.GroupRm = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write all samples to with the new rewards, as a dump (.jsonl or .jsonl.gz)."),
+        typer.Option(help="Dump to write all samples with their new rewards to: a .jsonl or .jsonl.gz file."),
     ] = None,
     show: Annotated[int, typer.Option(help="Number of changed samples to list.", min=0)] = 50,
     as_json: options.JsonLines = False,
@@ -241,8 +238,8 @@ def validate(
     answer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Form of a correct answer, with {label} where the label goes; repeat for several forms, which must "
-            "all score at least 1. Default: \\boxed{{label}} and Answer: {label}."
+            help="Form of a correct answer, with {label} where the label goes; may be repeated: each form must score "
+            "at least 1. Default: \\boxed{{label}} and Answer: {label}."
         ),
     ] = None,
     as_json: options.JsonLine = False,
@@ -288,9 +285,11 @@ def view(
             exists=True,
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file instead of opening it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the page to, instead of opening it.")] = None,
     tokenizer: options.DumpTokenizer = None,
-    text: Annotated[bool, typer.Option("--text", help="Print the samples to the terminal.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the samples in the terminal instead of opening the page.")
+    ] = False,
     sample: Annotated[
         list[int] | None,
         typer.Option(help="Index of a sample to print, from 0, with --text; may be repeated.", metavar="N", min=0),
@@ -298,7 +297,7 @@ def view(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Serve the page on this port without opening a browser; 0 picks a free port.", min=0, max=65535
+            help="Port to serve the page on, without opening a browser; 0 picks a free port.", min=0, max=65535
         ),
     ] = None,
 ) -> None:
@@ -423,8 +422,8 @@ def export(
     start: Annotated[
         datetime | None,
         typer.Option(
-            help="Start time of the episodes, with --to otel; UTC if it has no zone. Default: the file's modification "
-            "time.",
+            help="Start time of the episodes, such as 2026-01-31T09:30:00+01:00, with --to otel; UTC if it has no time "
+            "zone. Default: the file's modification time.",
             formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"],
         ),
     ] = None,

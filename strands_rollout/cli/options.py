@@ -224,11 +224,13 @@ Config: TypeAlias = Annotated[
     ),
 ]
 RewardKey: TypeAlias = Annotated[
-    str | None, typer.Option(help="Key of the score in a reward that is a dict. Default: score and acc are tried.")
+    str | None, typer.Option(help="Key of the score in a reward that is a dict. Default: score or acc.")
 ]
 GroupRm: TypeAlias = Annotated[
     bool,
-    typer.Option("--group-rm", help="Call the reward with a list of all samples of a group, as slime's --group-rm."),
+    typer.Option(
+        "--group-rm", help="Call the reward with a list of all samples of a group, as with slime's --group-rm."
+    ),
 ]
 
 
@@ -236,7 +238,8 @@ def config(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Settings file, as for slime's --custom-config-path. Without it, all settings have their defaults."
+            help="Settings file, as for slime's --custom-config-path. Without it, all settings have their defaults.",
+            metavar="CONFIG",
         ),
     ] = None,
     changes: Changes = None,

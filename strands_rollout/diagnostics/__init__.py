@@ -70,15 +70,15 @@ class DoctorOptions:
     model_name: Annotated[
         str | None,
         Option(
-            help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: with --training the command's model, "
-            "else $MODEL, else Qwen3-8B."
+            help="Name of the model, or its id on the Hugging Face Hub, such as Qwen/Qwen3-4B. Default: with "
+            "--training the command's model, else $MODEL, else Qwen3-8B."
         ),
     ] = None
     config: Annotated[
         Path | None,
         Option(
-            help="Settings file, as for slime's --custom-config-path; with --training, that flag of the command "
-            "overrides this option. Default: $ROLLOUT_CONFIG, else configs/math_code.yaml."
+            help="Settings file, as for slime's --custom-config-path; with --training, the command's own settings "
+            "file overrides it. Default: $ROLLOUT_CONFIG, else configs/math_code.yaml."
         ),
     ] = None
     changes: Changes = None
@@ -101,8 +101,8 @@ class DoctorOptions:
     gpus: Annotated[
         int | None,
         Option(
-            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. Otherwise, with "
-            "--training: the command's GPUs per node, else $NUM_GPUS, else 8; without --training: $NUM_GPUS, else 0.",
+            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set, else with --training "
+            "the command's GPUs per node, else $NUM_GPUS, else 8 with --training and 0 without.",
             min=0,
         ),
     ] = None

@@ -89,7 +89,7 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     path = info.raw.get("tokenizer_path") or info.model_path
     if not isinstance(path, str) or not Path(path).is_dir():
         got = f"names the tokenizer {path!r}, which is not a folder on this machine"
-        remedy = "pass the served model's tokenizer with --tokenizer DIR"
+        remedy = "pass the policy's tokenizer with --tokenizer DIR"
         raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {got}; {remedy}")
     return Path(path)
 

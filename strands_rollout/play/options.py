@@ -34,7 +34,7 @@ def check_url(value: str | list[str] | None) -> str | list[str] | None:
 
 BaseUrl: TypeAlias = Annotated[
     str | None,
-    Option(help="URL of an SGLang server or router. Default: start the embedded engine.", callback=check_url),
+    Option(help="URL of an SGLang server or router. Default: the embedded engine.", callback=check_url),
 ]
 Model: TypeAlias = Annotated[
     Path | None,
@@ -49,7 +49,7 @@ Tokenizer: TypeAlias = Annotated[
     Path | None,
     Option(
         "--tokenizer",
-        help="Folder of the served model's tokenizer. Default: the tokenizer that the server reports.",
+        help="Folder of the policy's tokenizer. Default: the tokenizer that the server reports.",
         exists=True,
         file_okay=False,
     ),
@@ -126,8 +126,8 @@ class DemoOptions:
         Option(help=f"{DATA_HELP}. Default: the shipped problems.", dir_okay=False, callback=check_data_exists),
     ]
     samples: Annotated[int, Option(help="Number of episodes.", min=1)] = 32
-    concurrency: Annotated[int, Option(help="Maximum episodes at once.", min=1)] = 16
-    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
+    concurrency: Annotated[int, Option(help="Maximum number of episodes at once.", min=1)] = 16
+    temperature: Annotated[float, Option(help="Sampling temperature.", min=0)] = 1.0
     max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 1024
     seed: Annotated[
         int | None,
@@ -169,11 +169,11 @@ class TryOptions:
     api_base: Annotated[
         str | None,
         Option(
-            help="URL of an OpenAI-compatible API that plays the policy, such as https://host/v1. The key is "
-            "read from OPENAI_API_KEY."
+            help="URL of an OpenAI-compatible API that plays the policy, such as https://host/v1. The API key is "
+            "read from $OPENAI_API_KEY."
         ),
     ] = None
-    api_model: Annotated[str | None, Option(help="Name of the model at --api-base.")] = None
+    api_model: Annotated[str | None, Option(help="Name of the model at --api-base.", metavar="NAME")] = None
     base_url: BaseUrl = None
     model_dir: Model = None
     tokenizer_dir: Annotated[
@@ -186,7 +186,7 @@ class TryOptions:
             file_okay=False,
         ),
     ] = None
-    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
+    temperature: Annotated[float, Option(help="Sampling temperature.", min=0)] = 1.0
     seed: Annotated[int | None, Option(help="Sampling seed. Default: none.")] = None
     tokens: Annotated[bool, Option("--tokens", help="Print the sample's tokens too.")] = False
     changes: Changes = None
@@ -217,11 +217,11 @@ class Sampling:
             min=1,
         ),
     ]
-    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
+    temperature: Annotated[float, Option(help="Sampling temperature.", min=0)] = 1.0
     top_p: Annotated[
-        float, Option(help="Sample only from the most likely tokens, up to this total probability; above 0.", max=1.0)
+        float, Option(help="Sample only from the most likely tokens, up to this total probability; above 0.", max=1)
     ] = 1.0
-    top_k: Annotated[int, Option(help="Sample only from this many of the most likely tokens; -1: all.", min=-1)] = -1
+    top_k: Annotated[int, Option(help="Sample only from this many of the most likely tokens; -1 for all.", min=-1)] = -1
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -254,15 +254,16 @@ class EvalOptions:
     protocol: Annotated[
         str | None,
         Option(
-            help="Conditions of the evaluation, so that results can be compared: qwen3 (of Qwen3's technical report, "
-            "without tools) or tool (this package's own, with the code tool). Options that you give override it.",
-            metavar="NAME",
+            help="Protocol of the evaluation, for comparable results: qwen3 (of Qwen3's technical report, without "
+            "tools) or tool (this package's own, with the code tool). Options that you give override it. Default: "
+            "none.",
+            metavar="qwen3|tool",
         ),
     ] = None
     eval_config: Annotated[
         Path | None,
         Option(
-            help="slime's --eval-config YAML, instead of --data; its values take precedence over options.",
+            help="YAML file in the format of slime's --eval-config, instead of --data; its values override options.",
             exists=True,
             dir_okay=False,
         ),
@@ -278,7 +279,7 @@ class EvalOptions:
     sampling: Sampling
     sampling_overrides: Mapping[str, Any] = field(default_factory=dict)
     concurrency: Annotated[
-        int, Option(help="Maximum episodes at once. Default: 64, or 16 on the embedded engine.", min=1)
+        int, Option(help="Maximum number of episodes at once. Default: 64, or 16 on the embedded engine.", min=1)
     ]
     workers: Workers = 0
     max_context_tokens: Annotated[
@@ -290,9 +291,9 @@ class EvalOptions:
         ),
     ] = None
     seed: Annotated[
-        int | None, Option(help="Seed from which each sample's sampling seed is derived. Default: no seeds.")
+        int | None, Option(help="Seed from which each sample's sampling seed is derived. Default: none.")
     ] = None
-    limit: Annotated[int | None, Option(help="Maximum problems per data set. Default: all.", min=1)] = None
+    limit: Annotated[int | None, Option(help="Maximum number of problems per data set. Default: all.", min=1)] = None
     ks: Sequence[int] | None = None
     out: Annotated[
         Path,
@@ -345,8 +346,8 @@ class UpdateSettings:
         LossMean,
         Option(
             "--loss-mean",
-            help="sample: average the loss over each episode's trained tokens, then over episodes, as slime does by "
-            "default; token: average it over all trained tokens.",
+            help="Mean of the loss: sample (over each episode's trained tokens, then over episodes; slime's default) "
+            "or token (over all trained tokens).",
         ),
     ] = "sample"
     tis_clip: Annotated[
@@ -403,7 +404,7 @@ class TrainOptions:
     base_url: Annotated[
         str | None,
         Option(
-            help="URL of an SGLang server that serves --model and can read --out. Default: start the embedded engine.",
+            help="URL of an SGLang server that serves --model and can read --out. Default: the embedded engine.",
             callback=check_url,
         ),
     ] = None
@@ -427,8 +428,7 @@ class TrainOptions:
     held_out: Annotated[
         Path,
         Option(
-            help="Rows to evaluate on: a file, or OWNER/NAME of a data set on the Hugging Face Hub, as for --data. "
-            "Default: the shipped held-out problems.",
+            help="Prompts and labels to evaluate on, in the form of --data. Default: the shipped held-out problems.",
             dir_okay=False,
             callback=check_data_exists,
         ),
@@ -454,15 +454,15 @@ class TrainOptions:
         ),
     ] = 0
     is_async: Annotated[
-        bool, Option("--async", help="Play the next step's episodes while the current step is trained.")
+        bool, Option("--async", help="Play the next step's episodes while training on the current step's.")
     ] = False
     temperature: Annotated[float, Option(help="Sampling temperature, above 0.")] = 1.0
     max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 512
     eval_every: Annotated[int, Option(help="Number of steps between evaluations on --held-out.", min=1)] = 10
     save_every: Annotated[int, Option(help="Number of steps between checkpoints.", min=1)] = 10
-    concurrency: Annotated[int, Option(help="Maximum episodes at once.", min=1)] = 64
+    concurrency: Annotated[int, Option(help="Maximum number of episodes at once.", min=1)] = 64
     workers: Workers = 0
-    threads: Annotated[int | None, Option(help="Number of CPU threads of torch. Default: torch's choice.", min=1)] = (
+    threads: Annotated[int | None, Option(help="Number of CPU threads for torch. Default: torch's choice.", min=1)] = (
         None
     )
     gap_limit: Annotated[

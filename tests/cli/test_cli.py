@@ -34,7 +34,7 @@ def test_help_shows_examples_and_imports_nothing_heavy() -> None:
             return [name for name in heavy if name in sys.modules]
 
         def help_of(*arguments):
-            done = CliRunner().invoke(app, [*arguments, "--help"])
+            done = CliRunner().invoke(app, [*arguments, "--help"], terminal_width=78)  # as in a terminal of 80 columns
             assert done.exit_code == 0, done.output
             lines = re.sub("(COMMAND .ARGS.| DUMP|.ARGUMENTS.)[.]{3}", "", done.stdout).splitlines()
             unfit = [line for line in lines if len(line) > 80 or line.endswith("...") or re.search("<[a-z]", line)]

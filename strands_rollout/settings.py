@@ -215,7 +215,7 @@ class RewardSettings(_Settings):
 
     _string_key = "function"
     function: str | None = None
-    """Dotted path of your reward, `score(response, label)`, `score(sample)` or slime's `score(args, sample)`, sync or
+    """Dotted path of your reward, `score(response, label)`, `score(sample)` or slime's `reward(args, sample)`, sync or
     async. It returns a number, or a mapping with `score`. `reward: PATH` sets this key."""
     evaluator: str | None = None
     """Instead of a function: dotted path of an evaluator of strands-agents-evals."""
@@ -542,7 +542,7 @@ class RolloutSettings(_Settings):
         """Check the settings of a library's environments, which play with agents of their own."""
         if not self.environment_plays:
             if self.environment_factory is not None:
-                raise ValueError(f"environment_factory with environment: {', '.join(ENVIRONMENT_LIBRARIES)}")
+                raise ValueError(f"environment_factory only with environment: {', '.join(ENVIRONMENT_LIBRARIES)}")
             return
         if self.environment_factory is None:
             raise ValueError(

@@ -222,7 +222,8 @@ class EpisodeContext:
         text = await self._call_method("answer", reply.strip())
         if text is not None and (not isinstance(text, str) or not text.strip()):
             raise errors.EnvironmentFaultError(
-                f"environment.answer returned {_short_repr(text)}; expected text, or None to end the episode"
+                f"environment.answer returned {_short_repr(text)}; expected text that is not blank, or None to end the "
+                "episode"
             )
         return text
 
@@ -240,7 +241,7 @@ class EpisodeContext:
         try:
             return dict(json.loads(json.dumps(given, allow_nan=False)))
         except Exception as e:  # the user's mapping and its values may raise anything
-            message = f"environment.state returned {_short_repr(given)}; expected a mapping of plain JSON"
+            message = f"environment.state returned {_short_repr(given)}; expected a mapping with plain JSON values"
             raise errors.EnvironmentFaultError(message) from e
 
     async def prepare(self) -> Self:
@@ -255,7 +256,8 @@ class EpisodeContext:
             return self
         if not isinstance(text, str) or not text.strip():
             raise errors.EnvironmentFaultError(
-                f"environment.prepare returned {_short_repr(text)}; expected text, or None"
+                f"environment.prepare returned {_short_repr(text)}; expected text that is not blank, or None to keep "
+                "the row's prompt"
             )
         messages = [*self.task.messages[:-1], {"role": "user", "content": [{"text": text}]}]
         return replace(self, task=replace(self.task, messages=messages), prompt=text)
@@ -275,7 +277,7 @@ class EpisodeContext:
             if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):
                 raise
             is_late = deadline.expired() and isinstance(e, TimeoutError)
-            fault = TimeoutError(f"took more than {self.timeout_s:g} s") if is_late else e
+            fault = TimeoutError(f"took more than {self.timeout_s:g} s (environment_timeout_s)") if is_late else e
             raise errors.EnvironmentFaultError(describe_failure(what, fault, self.task)) from fault
 
     async def open_resource(
@@ -346,7 +348,8 @@ async def open_context(
             if not isinstance(resource, AbstractAsyncContextManager):
                 raise errors.EnvironmentFaultError(
                     f"the class or function of {what} made a {type(resource).__name__}; expected an async context "
-                    "manager. Decorate a function with @contextlib.asynccontextmanager"
+                    "manager. If it is a function that yields the resource, decorate it with "
+                    "@contextlib.asynccontextmanager"
                 )
             opened = await context.open_resource(stack, what, resource)
             context = replace(context, task=replace(context.task, resources={**context.task.resources, name: opened}))
@@ -370,8 +373,8 @@ async def _open_environment(
     tools = await context.call_guarded(f"{what}.tools", _environment_tools, environment)
     if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score", "play")):
         raise errors.EnvironmentFaultError(
-            f"{what} is a {type(environment).__name__} without tools, prepare, answer, score and play; define at least "
-            "one of them"
+            f"{what} is a {type(environment).__name__} that has none of tools, prepare, answer, score and play; define "
+            "at least one of them"
         )
     refuse_missing_model(tools)
     return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))

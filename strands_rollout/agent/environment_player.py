@@ -148,9 +148,9 @@ class EnvironmentRun(EpisodeRun):
         changed.cancel()
         if not done and self.agent_hook.is_playing:
             raise errors.EnvironmentFaultError(
-                f"the episode took more than {self.limits.episode_timeout_s:g} s, and was ended without a score, since "
-                "this version of Strands can't end only the agent's turns; raise episode_timeout_s, or install "
-                "strands-agents 1.62 or newer"
+                f"the episode took more than {self.limits.episode_timeout_s:g} s, and was ended without a score: with "
+                "this version of Strands, the agent's turns can't be ended without ending the environment. Raise "
+                "episode_timeout_s, or install strands-agents 1.62 or newer"
             )
         if not done:
             raise errors.EnvironmentFaultError(

@@ -141,7 +141,7 @@ class GuardedMcpClient(ToolProvider):
                     self._reschedule(None)
             except Exception as e:  # Strands wraps the exception of the connection
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
-                late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was ended"
+                late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was stopped"
                 reason = late if is_late else mask_text(_first_cause(e))
                 self._failure = f"the MCP server {self._name!r} did not start: {reason}"
                 self._failed_at = time.monotonic()

@@ -133,7 +133,7 @@ def _team_of(built: object, model: SGLangModel, path: str) -> Team:
         names = ", ".join(agent.name for agent in everyone if agent.model is model) or "none"
         raise ConfigError(
             f"agent_factory {path!r} gave the model to these agents: {names}; expected it to give the model to the "
-            "returned agent, or to an agent of the returned swarm or graph, whose tokens become the sample"
+            "returned agent, or to an agent of the returned swarm or graph: that agent's tokens become the sample"
         )
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
@@ -335,7 +335,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
     result: MultiAgentResult | None = event.get("result")
     if result is None:
         raise ConfigError(
-            f"the last event of the {type(runner).__name__} has no result; expected an event "
+            f"the last event that {type(runner).__name__}.stream_async yields has no result; expected an event "
             '{"type": "multiagent_result", "result": ...}'
         )
     refuse_interrupts(result)

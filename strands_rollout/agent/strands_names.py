@@ -19,7 +19,7 @@ from strands.models import Model
 
 logger = logging.getLogger(__name__)
 
-LOOP_LOST: Final = "episodes run in Strands' own loop, which costs more with each turn"
+LOOP_LOST: Final = "episodes run in Strands' own loop, which takes more CPU time with each turn"
 LOOP_NAMES: Final = (
     "_background_tasks",
     "_cancel_message",
@@ -45,7 +45,7 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "_session_manager": ("session_manager", "a session with another episode's messages is not refused"),
     "conversation_manager._compression_threshold": (
         "proactive_compression",
-        "proactive compression is given no count of tokens",
+        "proactive compression gets no token count",
     ),
 }
 """Attribute of an agent -> the feature of Strands to which the attribute belongs ("" for none), and what is lost if the

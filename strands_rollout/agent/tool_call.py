@@ -123,7 +123,8 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
         if not plain.strip("_-"):
             raise ToolError(
                 f"the tool {name!r} can't be called: its name has no ASCII letter or digit, and Strands accepts only "
-                "these, _ and -; rename the tool, or exclude it (tool_filters of an MCP server)"
+                "names of ASCII letters, digits, _ and -; rename the tool, or exclude it (tool_filters of an MCP "
+                "server)"
             )
         endings = ("", *(f"_{number}" for number in range(2, len(names) + 2)))
         options = (plain[: _MAX_NAME_CHARS - len(ending)] + ending for ending in endings)

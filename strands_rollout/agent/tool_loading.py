@@ -238,8 +238,8 @@ def _make_at(path: str, what: str) -> object:
     except Exception as e:  # a user's constructor may raise anything
         raised = original_exception(e)
         raise ToolError(
-            f"{path!r} raised {type(raised).__name__}: {raised}; expected a class or function without arguments that "
-            f"makes {what}"
+            f"{path!r} raised {type(raised).__name__}: {raised}; expected a class or function that makes {what} when "
+            "called without arguments"
         ) from e
 
 
@@ -337,12 +337,13 @@ def _keep_calls_off_the_loop() -> None:
 
 _NOT_AWAITED_MESSAGE: Final = (
     "{name} was called without await{place}, which would block the event loop of all episodes until it has "
-    "answered; write `await agent.invoke_async(...)`, or make the tool around it a plain function, which runs in a "
-    "thread"
+    "answered; write `await agent.invoke_async(...)`, or make the tool that calls it a plain function (def, not async "
+    "def), which runs in a thread"
 )
 _SUMMARY_MESSAGE: Final = (
     "a {kind} was called to summarize{place}, which would block the event loop of all episodes; use "
-    "`Agent(context_manager=...)`, or make the tool around its agent a plain function, which runs in a thread"
+    "`Agent(context_manager=...)`, or make the tool that calls its agent a plain function (def, not async def), which "
+    "runs in a thread"
 )
 
 

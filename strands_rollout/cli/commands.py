@@ -245,7 +245,7 @@ def init(
     if not _PROJECT_NAME.fullmatch(project.name):
         suggestion = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name).strip("._-") or "my-agent"
         raise ConfigError(
-            f"got the name {project.name!r}; expected a letter or digit, then letters, digits, dots, dashes and "
+            f"got a folder named {project.name!r}; expected a letter or digit, then letters, digits, dots, dashes and "
             f"underscores, such as {suggestion}"
         )
     texts = _project_files(kind, project)
@@ -381,7 +381,7 @@ def try_row(
     sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:
         given = ", ".join(f"--{name.removesuffix('_dir').replace('_', '-')}" for name in sources)
-        raise typer.BadParameter(f"got {given}; expected one source of turns")
+        raise typer.BadParameter(f"got {given}; expected only one of them, as the source of the turns")
     if (values["api_base"] is None) != (values["api_model"] is None):
         raise typer.BadParameter("got only one of --api-base and --api-model; expected both or neither")
     from strands_rollout.evaluation.try_row import run_try
@@ -440,11 +440,13 @@ def _check_and_complete(values: OptionValues) -> None:
 
     if values["temperature"] <= 0:
         raise typer.BadParameter(
-            f"got --temperature {values['temperature']}; expected more than 0: all samples of a greedy group are equal"
+            f"got --temperature {values['temperature']}; expected more than 0: without randomness, all samples of a "
+            "group are equal"
         )
     if values["is_async"] and values["extra_prompts"]:
         raise typer.BadParameter(
-            "got --async and --extra-prompts; expected only one of them: --async plays whole steps ahead"
+            "got --async and --extra-prompts; expected only one of them: with --async, each step plays all of its "
+            "episodes to their end"
         )
     values["out"] = (
         values["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{values['seed']}-{os.getpid()}"

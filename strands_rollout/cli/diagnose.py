@@ -91,7 +91,7 @@ def check_template(
         str, typer.Option(help="Tool parser that must read the template's tool calls; auto picks a parser that does.")
     ] = "auto",
     episodes: Annotated[int, typer.Option(help="Number of random episodes to compare; 0 for none.", min=0)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the first episode; it grows by 1 per episode.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first episode; each further seed is 1 higher.", min=0)] = 0,
     as_json: options.JsonLine = False,
 ) -> None:
     """Check that a chat template is append-only.
@@ -214,7 +214,9 @@ def rescore(
     from strands_rollout.diagnostics.rewards import load_reward, run_rescore
 
     if group_rm and reward is None:
-        raise typer.BadParameter("got --group-rm without --reward; name with --reward a reward that takes groups")
+        raise typer.BadParameter(
+            "got --group-rm without --reward; expected a --reward that takes a list of all samples of a group"
+        )
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
     loaded = load_reward(reward, config, keys, changes=changes, takes_groups=group_rm)
     ok = asyncio.run(run_rescore(dump, loaded, out=out, show=show, as_json=as_json))

@@ -196,7 +196,9 @@ def is_given(context: typer.Context, name: str) -> bool:
 def check_engine_options(base_url: str | None, model: Path | None) -> None:
     """Raise BadParameter if --base-url is combined with --model."""
     if base_url is not None and model is not None:
-        raise typer.BadParameter("got --base-url with --model; expected only one: the embedded engine serves --model")
+        raise typer.BadParameter(
+            "got --base-url with --model; expected only one of them: --model names the model of the embedded engine"
+        )
 
 
 Dump: TypeAlias = Annotated[

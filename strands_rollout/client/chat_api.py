@@ -81,5 +81,5 @@ class ChatApi:
             got = f"{masked_url} answered {answer.text[:300]!r}"
             raise EngineResponseError(f"{got}; expected a chat completion: {type(e).__name__}: {e}") from e
         if not isinstance(message, dict):
-            raise EngineResponseError(f"{masked_url} answered with the message {message!r:.300}; expected a mapping")
+            raise EngineResponseError(f"{masked_url} answered with the message {message!r:.300}; expected an object")
         return message

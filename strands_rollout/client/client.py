@@ -366,8 +366,8 @@ class SGLangClient:
         if input_ids.vocab_size != self.vocab_size:
             checked, expected = input_ids.vocab_size, self.vocab_size
             raise errors.ConfigError(
-                f"the ids were checked for vocab_size={checked}, and this client has vocab_size={expected}; encode the "
-                "ids for the client's size"
+                f"got EncodedIds with vocab_size={checked}; expected vocab_size={expected}, as this client has. Create "
+                "them with EncodedIds(ids, vocab_size=client.vocab_size)"
             )
         return input_ids
 

@@ -17,9 +17,9 @@ from strands_rollout.files.json_codec import Json
 
 _OWN_FIELDS: Final = frozenset({"input_ids", "sampling_params", "return_logprob", "rid"})
 _FORBIDDEN_FIELDS: Final = {
-    "logprob_start_len": "input logprobs forbid the prefix cache",
-    "stream": "answers are read whole",
-    "text": "the prompt is token ids",
+    "logprob_start_len": "the engine can't use its prefix cache for input logprobs",
+    "stream": "this client reads no streams",
+    "text": "the prompt is sent as token ids",
 }
 
 
@@ -175,7 +175,7 @@ class GenerateRequest:
             if name in _OWN_FIELDS:
                 raise ConfigError(f"extra[{name!r}] can't be sent: use the argument {name} of generate() instead")
             if name in _FORBIDDEN_FIELDS:
-                raise ConfigError(f"extra[{name!r}] can't be sent: {_FORBIDDEN_FIELDS[name]}")
+                raise ConfigError(f"extra[{name!r}] can't be sent: {_FORBIDDEN_FIELDS[name]}; leave it out")
         fields = {"sampling_params": dict(sampling_params), "return_logprob": return_logprob, **(extra or {})}
         try:
             rest = orjson.dumps(fields)
@@ -390,7 +390,9 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         )
         raise EngineResponseError(f"output id {ids[position]} at position {position} {reason}")
     if completion_tokens is not None and completion_tokens != len(ids):
-        raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
+        raise EngineResponseError(
+            f"got {len(ids)} output ids; expected {completion_tokens!r}, the answer's meta_info.completion_tokens"
+        )
 
 
 def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:

@@ -256,7 +256,10 @@ class Diagnosis:
         shown = [finding for finding in self.findings if finding not in about_training]
         if about_training:
             names = ", ".join(dict.fromkeys(finding.name.partition(":")[0] for finding in about_training))
-            found = f"skipped without a GPU: {names}; to see these findings, run: strands-rollout doctor --training"
+            found = (
+                f"warnings about training are not shown, since there is no GPU: {names}; to show them, run: "
+                "strands-rollout doctor --training"
+            )
             shown.append(skipped("training", found))
         for finding in shown:
             text = f"{finding.name}: {finding.found}"

@@ -248,7 +248,7 @@ def _version_finding(info: ServerInfo, shown: str) -> Finding:
 
 def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Finding:
     name, length = "server context", info.context_length
-    stated = f"{shown} takes {length} tokens" if length else f"{shown} does not state its context length"
+    stated = f"{shown} has a context of {length} tokens" if length else f"{shown} does not state its context length"
     if required is None:
         return skipped(name, f"{stated}; no --max-context-length to compare with")
     if length is not None and length >= required:

@@ -427,7 +427,7 @@ def _check_use(use: _FlagUse, table: FlagTable) -> Iterator[FlagFinding]:
 def _extra_word_problems(use: _FlagUse, flag: Flag) -> Iterator[str]:
     max_values = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
     for value in use.values[max_values:]:
-        yield f"got the extra word {use.shown(value)}, which slime silently drops; remove it or write its flag"
+        yield f"got the extra word {use.shown(value)}, which slime silently drops; remove it, or put its flag before it"
 
 
 def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
@@ -478,11 +478,16 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
     if "--num-steps-per-rollout" in last:
         batch, at = (samples // steps if steps else 0), "--num-steps-per-rollout"
         if samples and steps > samples and values.get("--num-rollout") != "0":
-            yield last[at].fault(f"got {steps}; expected at most the {samples} samples of a rollout")
+            yield last[at].fault(
+                f"got {steps} optimizer steps; expected at most {samples}, the number of samples of a rollout"
+            )
     # --num-rollout 0 only evaluates
     if batch and samples and values.get("--num-rollout") != "0":
         if samples < batch:
-            yield last[at].fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training fails")
+            yield last[at].fault(
+                f"got {batch}; expected at most {samples}, the number of samples of a rollout; with more, training "
+                "fails"
+            )
         elif samples % batch and at == "--global-batch-size":
             rest = f"the last {samples % batch} of a rollout's {samples} samples are not trained on"
             yield last[at].fault(f"got {batch}; expected a divisor of {samples}: {rest}", severity="warning")
@@ -493,7 +498,7 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
     if world % replica:
         yield last["--actor-num-gpus-per-node"].fault(
             f"got {count_of(world, 'GPU')} for training; expected a multiple of the {replica} GPUs of a replica "
-            "(tensor x pipeline x context parallel sizes), or Megatron stops"
+            "(tensor x pipeline x context parallel sizes); otherwise, Megatron stops"
         )
         return
     replicas, each = world // replica, size("--micro-batch-size", 1)
@@ -501,5 +506,5 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
         micro = f" x micro batches of {each} samples" if each > 1 else ""
         yield last[at].fault(
             f"got {batch} samples in an optimizer step; expected a multiple of {replicas * each} "
-            f"({count_of(replicas, 'replica')}{micro}), or Megatron stops"
+            f"({count_of(replicas, 'replica')}{micro}); otherwise, Megatron stops"
         )

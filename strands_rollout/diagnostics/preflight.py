@@ -205,12 +205,17 @@ class Preflight:
             yield error(name, f"{found}: a longer sample may exhaust the memory", "make the product at least as large")
         if context and response >= context:
             faults = True
-            found = f"--rollout-max-response-len is {response} of a context of {context}, leaving no tokens for prompts"
-            yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
+            found = f"--rollout-max-response-len is {response}, the context {context}, leaving no tokens for prompts"
+            yield error(
+                name, found, "raise --rollout-max-context-len to the response's length plus that of the longest prompt"
+            )
         evaluated, response_evaluated = command.evaluated_context, command.int_value("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:
             faults = True
-            found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, so responses are cut"
+            found = (
+                f"--eval-max-response-len is {response_evaluated}; the evaluation's context has {evaluated} tokens, "
+                "prompt included, so responses are cut"
+            )
             yield error(name, found, "raise --eval-max-context-len, or lower --eval-max-response-len")
         given = command.int_value("--sglang-context-length")
         positions = given or model_positions(options.model)
@@ -219,7 +224,12 @@ class Preflight:
             if positions and length > positions:
                 faults = True
                 found = f"the context of {phase} is {length} tokens; {limit}"
-                yield error(name, found, f"lower the context to {positions}: SGLang refuses longer requests")
+                yield error(
+                    name,
+                    found,
+                    f"lower --rollout-max-context-len (for evaluations, --eval-max-context-len) to {positions}: SGLang "
+                    "refuses longer requests",
+                )
         if context and not faults:
             fits = f", which fits into the {trainable} tokens of a micro batch" if trainable else ""
             yield good(name, f"{response} tokens of a response in a context of {context}{fits}")
@@ -257,7 +267,10 @@ class Preflight:
             return good(name, shown)
         if each * needed > cache.tokens:
             most = max(cache.tokens // needed, 1)
-            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang retracts requests and reads them again"
+            remedy = (
+                f"lower --sglang-server-concurrency to {most}; otherwise, SGLang retracts requests and reads their "
+                "tokens again"
+            )
             return warning(name, found, remedy)
         return good(name, found)
 
@@ -322,7 +335,7 @@ class Preflight:
             yield error(name, f"{path}: {measured}; the limit is {limit}", remedy)
         elif command.context and longest + response > command.context:
             left = command.context - longest
-            found = f"{path}: {measured}, which leave {left} tokens for a response of {response}"
+            found = f"{path}: {measured}, which leave {left} for a response (--rollout-max-response-len is {response})"
             yield warning(name, found, f"raise --rollout-max-context-len to {longest + response}, or drop long rows")
         elif batch > prompts.rows:
             found = f"{path}: {measured}; a step has {batch} prompts, so it repeats some"
@@ -335,11 +348,11 @@ class Preflight:
         command = self.command
         yield from self._check_interval("command: evaluation", "--eval-interval")
         if command.fails_to_evaluate:
-            found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
+            found = "slime's fully asynchronous rollout can't evaluate, so the first evaluation ends the run"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
         elif command.evaluations and not (command.has("--eval-prompt-data") or command.has("--eval-config")):
             interval = command.int_value("--eval-interval")
-            found = f"evaluations every {interval} steps have no data set; slime refuses that"
+            found = f"--eval-interval is {interval}, but no data set to evaluate is named; slime refuses that"
             yield error("command: evaluation", found, "add --eval-prompt-data NAME FILE, or leave out --eval-interval")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):
@@ -358,7 +371,7 @@ class Preflight:
         for name in ("episode_timeout_s", "engine_patience_s"):
             limit_s: float | None = getattr(settings, name)
             if limit_s is not None and limit_s < _OUTAGE_S:
-                found = f"{name} is {limit_s:g} s: a longer outage of all engines fails the episodes in play"
+                found = f"{name} is {limit_s:g} s: if all engines are down for longer, all running episodes fail"
                 remedy = f"raise it to {_OUTAGE_S:g} s or more, so that an outage of a few minutes costs no step"
                 yield warning("command: outage", found, remedy)
 
@@ -377,7 +390,7 @@ class Preflight:
                 status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
             except UnicodeError:
                 yield error(
-                    f"judge {name}".strip(), "the key has a character that no header can have", "correct api_key"
+                    f"judge {name}".strip(), "the key has a character that no HTTP header may have", "correct api_key"
                 )
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as e:
@@ -417,7 +430,7 @@ class Preflight:
             yield "samples", "none for training: the job only evaluates"
         else:
             yield from self._step_lines()
-        held = f"{command.kept_saves} at once" if command.saves else ""
+        held = f"{command.kept_saves} on disk at once" if command.saves else ""
         gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
         save = (
             f"{command.saves}{gb}, every {command.int_value('--save-interval')} steps, {held}, in "

@@ -68,7 +68,8 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
             episode = to_episode(record, at)
             if episode is None:
                 raise DumpError(
-                    f"{record.where}: the sample has no tokens of the policy; expected a sample with such tokens"
+                    f"{record.where}: the sample has no tokens of the policy, so it can't be replayed; choose another "
+                    "--sample"
                 )
             return episode
     if not count:
@@ -169,8 +170,11 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
 def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
     if drift.first is None and not drift.mismatches:
         return
-    changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
-    yield f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens {changed}", ""
+    changed = (
+        f"{drift.turn_drift} change if each turn is encoded again, {drift.text_drift} if the whole text is; "
+        f"{drift.off_policy} are off-policy"
+    )
+    yield f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens, {changed}", ""
     if first := drift.first:
         place = "in the context" if first.turn is None else f"in turn {first.turn}"
         change = f"{first.got} {first.got_texts} becomes {first.again} {first.again_texts}"

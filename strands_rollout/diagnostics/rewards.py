@@ -256,7 +256,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
     if number is not None and number >= _CORRECT_SCORE:
         return ""
     if reward.is_reward_func and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
-        wrong = f"the reward reads {answer['pred']!r} in the ground truth and grades it wrong ({answer['method']})"
+        wrong = f"the reward reads the ground truth as {answer['pred']!r} and grades it as wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
     if reward.is_reward_func and isinstance(answer, Mapping):
         shown = f"{answer['score']:g}, acc {answer['acc']:g},"

@@ -251,7 +251,7 @@ def _check_reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerB
         for on in (True, False)
     )
     if with_thinking == without:
-        opening = f"enable_thinking changes nothing{', answers begin inside reasoning' if opens else ''}"
+        opening = f"enable_thinking changes nothing{', and answers begin inside reasoning' if opens else ''}"
     elif opens:
         opening = "answers begin inside reasoning, unless enable_thinking is false"
     else:

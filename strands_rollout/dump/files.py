@@ -272,7 +272,7 @@ def read_torch_file(path: Path) -> list[Any]:
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
     except zipfile.BadZipFile as e:
-        expected = "expected slime's --save-debug-rollout-data, or a .jsonl dump"
+        expected = "expected a file of slime's --save-debug-rollout-data, or a .jsonl dump"
         raise DumpError(f"{path} is not a file of torch.save: {e}; {expected}") from e
     except _UnsupportedError as e:
         raise DumpError(f"{path}: {e}") from e
@@ -280,7 +280,7 @@ def read_torch_file(path: Path) -> list[Any]:
         raise DumpError(f"{path} is damaged: {type(e).__name__}: {e}") from e
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list):
-        raise DumpError(f"{path} holds no samples; expected slime's --save-debug-rollout-data")
+        raise DumpError(f"{path} holds no samples; expected a file of slime's --save-debug-rollout-data")
     return samples
 
 

@@ -334,20 +334,20 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
             f"{record.where} was written with the tokenizer {record.tokenizer.name}, and {name} has another "
-            "vocabulary; name the tokenizer of the policy that wrote it"
+            "vocabulary; name the tokenizer of the policy that sampled the tokens"
         )
     ids = set(record.values["tokens"])
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample ids that only pad its vocabulary
         raise ConfigError(
             f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} lacks, such as {unknown[-1]}; "
-            "name the tokenizer of the policy that wrote it"
+            "name the tokenizer of the policy that sampled the tokens"
         )
     for token, text in record.token_texts.items():
         if texts.get(token, text) != text:
             raise ConfigError(
                 f"{record.where} has the token {token} with the text {text!r}; in {name}, its text is "
-                f"{texts[token]!r}; name the tokenizer of the policy that wrote it"
+                f"{texts[token]!r}; name the tokenizer of the policy that sampled the tokens"
             )
 
 

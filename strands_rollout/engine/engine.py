@@ -292,7 +292,9 @@ def load_engine(settings: EngineSettings) -> Engine:
     config = read_model_config(folder)
     if length and length > config.context_length:
         longest = config.context_length
-        raise ConfigError(f"context_length {length} is longer than the {longest} tokens of the model in {folder}")
+        raise ConfigError(
+            f"got context_length {length}; expected at most {longest}, the context length of the model in {folder}"
+        )
     codec = read_text_codec(folder)
     if codec.eos_token_id is not None:
         config = dataclasses.replace(config, eos_token_ids=config.eos_token_ids | {codec.eos_token_id})
@@ -303,7 +305,7 @@ def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
     config = read_model_config(folder)
     if config.weight_shape_fields() != running.weight_shape_fields():
         raise ConfigError(
-            f"the model in {folder} has another shape than the running model: {config.weight_shape_fields()}, expected "
+            f"the model in {folder} has other sizes than the running model: {config.weight_shape_fields()}; expected "
             f"{running.weight_shape_fields()} (vocabulary, hidden, intermediate, layers, heads, kv heads, head dim)"
         )
     return load_weights(folder, config)

@@ -188,7 +188,9 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
             raise ConfigError(f"{folder}: the weights lack the tensor {name}")
         stored_shape, read = tensors[name]
         if stored_shape != shape:
-            raise ConfigError(f"{folder}: tensor {name} has shape {stored_shape}, config.json says {shape}")
+            raise ConfigError(
+                f"{folder}: tensor {name} has the shape {stored_shape}; expected {shape}, as in config.json"
+            )
         return read()
 
     embedding = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
@@ -247,7 +249,9 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
         raise ValueError(f"tensor with the shape and offsets {numbers!r:.80}; expected integers of at least 0")
     stored_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
     if stored_bytes != end - start or end > len(body):
-        raise ValueError(f"tensor of {stored_bytes} bytes at {start} to {end} of {len(body)}; is the file complete?")
+        raise ValueError(
+            f"tensor of {stored_bytes} bytes at offsets {start} to {end} of {len(body)} bytes; is the file complete?"
+        )
 
     def read() -> Floats:
         try:

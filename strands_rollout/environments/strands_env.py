@@ -243,8 +243,8 @@ def _to_played_episode(result: Any, model: SGLangModel) -> PlayedEpisode:  # noq
     score = None if rewarded is None else {**_numbers(info), "score": rewarded.reward}
     if reason not in (*_STOP_REASONS, "max_tokens_reached"):
         fault = EnvironmentFaultError(
-            f"strands-env ended the episode as {reason}: a hook, a limiter or a conversation manager raised an "
-            "exception, which strands-env has logged"
+            f"strands-env ended the episode with the reason {reason}: a hook, a limiter or a conversation manager "
+            "raised an exception, which strands-env has logged"
         )
         return PlayedEpisode(StopReason.ENVIRONMENT_ERROR, fault, score=score, facts=facts)
     stop_reason = _STOP_REASONS.get(reason) or LENGTH_REASONS[model.cut_by or "turn"]
@@ -256,12 +256,12 @@ def _reported_fault(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
 
     strands-env's evaluator also leaves out episodes with such a fault.
     """
-    for name, part in {"its reward": info, **info}.items():
+    for name, part in {"the reward": info, **info}.items():
         if isinstance(part, Mapping) and part.get("status") == "error":
-            return f"{name} could not be computed: {part!r:.300}"
+            return f"strands-env could not compute {name}: {part!r:.300}"
     user = metrics.get("user_simulator")
     if isinstance(user, Mapping) and user.get("termination") == "aborted":
-        return "its simulated user failed, which strands-env has logged"
+        return "strands-env's simulated user failed; strands-env has logged the reason"
     return ""
 
 

@@ -81,7 +81,8 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     stops = [trace.stop_condition for trace in episode.traces]
     if timeout := next((stop for stop in stops if stop in _STAGE_TIMEOUTS), None):
         raise errors.EnvironmentFaultError(
-            f"the verifiers environment ended with {timeout}; raise this stage's timeout"
+            f"the verifiers environment stopped at the timeout {timeout}; raise the timeout of this stage in the "
+            "environment's configuration"
         )
     return seats.score(episode)
 

@@ -379,9 +379,9 @@ def load_sets(
     """
     if options.eval_config is not None:
         if options.data:
-            raise ConfigError("got --data and --eval-config; expected one of them")
+            raise ConfigError("got --data and --eval-config; expected only one of them")
         if protocol is not None:
-            raise ConfigError("got --protocol and --eval-config, which has its own sampling; expected one of them")
+            raise ConfigError("got --protocol and --eval-config, which has its own sampling; expected only one of them")
         if options.label_key is not None or options.input_key != "prompt":
             raise ConfigError(
                 "got --input-key or --label-key with --eval-config; set input_key and label_key in that file instead"

@@ -157,9 +157,9 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     positions = model_positions(model) if model else None
     if positions and prompt_tokens >= positions:
         raise ConfigError(
-            f"a prompt may have {prompt_tokens} tokens, which leaves none of the model's {positions} positions for a "
-            "response. Lower this limit (--prompt-room; the scripts set it to MAX_CONTEXT_LEN - MAX_RESPONSE_LEN), or "
-            "extend the model's context"
+            f"got --prompt-room {prompt_tokens}; expected less than the {positions} positions of the model, so that "
+            "tokens are left for a response. Lower --prompt-room (the scripts set it to MAX_CONTEXT_LEN - "
+            "MAX_RESPONSE_LEN, so lower MAX_CONTEXT_LEN there), or extend the model's context"
         )
     if positions and longest + prompt_tokens > positions:
         raise ConfigError(

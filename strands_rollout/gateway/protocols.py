@@ -684,7 +684,9 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     if content is None or isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise PromptError(f"got the content {content!r:.100}; expected a string, or a list of parts")
+        raise PromptError(
+            f"got the content {content!r:.100}; expected a string, or a list in which each part is an object"
+        )
     return [block for part in content if (block := convert(part)) is not None]
 
 

@@ -365,7 +365,7 @@ class Session:
             is_other_fault = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
             if not client_params or is_other_fault or isinstance(e, EngineOverlongError):
                 raise
-            raise PromptError(f"a request with the client's own {', '.join(client_params)} was refused: {e}") from e
+            raise PromptError(f"a request in which the client sets {', '.join(client_params)} was refused: {e}") from e
         finally:
             if not conversation.drop_new_branch() and branch.covered == end:
                 branch.client.messages = client_messages

@@ -385,7 +385,9 @@ def _require_strings(values: Iterable[object], name: str) -> list[str]:
     """Return the values; raise ExportError if a value is not a string, as with images or unknown containers."""
     strings = list(values)
     if not all(isinstance(value, str) for value in strings):
-        raise ExportError(f"got {name} of {', '.join({type(value).__name__ for value in strings})}; expected str")
+        raise ExportError(
+            f"got {name} of the types {', '.join({type(value).__name__ for value in strings})}; expected only str"
+        )
     return strings  # type: ignore[return-value] # just checked
 
 

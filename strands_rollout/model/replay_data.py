@@ -51,8 +51,8 @@ def missing_replay_data(
     custom = sampling_params.get("custom_params")
     if isinstance(custom, Mapping) and custom.get(_RETURN_TOP_P) and not any(key in meta_info for key in _TOP_P_KEYS):
         return (
-            "lacks the kept top-p ids that the request asked for (custom_params); serve with slime's SGLang, and use a "
-            "router that passes custom_params on, or set --rollout-top-p 1"
+            "lacks the ids kept by top-p, which the request asked for (custom_params); serve with slime's SGLang, and "
+            "use a router that passes custom_params on, or set --rollout-top-p 1"
         )
     return None
 
@@ -86,8 +86,8 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         return {**located, EXPERTS_START: 0}
     raise EngineResponseError(
         f"got {numbers} numbers of routed experts; expected {(total - 1 - start) * row}, for tokens {start} to "
-        f"{total - 2} in {layers} layers with {top_k} experts each. Do --num-layers and --moe-router-topk fit the "
-        "served model?"
+        f"{total - 2} in {layers} layers with {top_k} experts each. Check that --num-layers and --moe-router-topk fit "
+        "the served model"
     )
 
 

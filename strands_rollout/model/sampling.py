@@ -69,7 +69,7 @@ def config_with_left_budget(config: SGLangModelConfig, spent: int) -> SGLangMode
     if left < 1:
         raise errors.BudgetExhaustedError(
             f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before the "
-            "history was rewritten. Raise the budget",
+            "history was rewritten. Raise the budget (slime's --rollout-max-response-len)",
             budget="response",
         )
     return {**config, "limits": replace(limits, max_response_tokens=left)}
@@ -404,7 +404,7 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
     if not generation.output_ids:
         raise errors.EngineResponseError(
             f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at least one, "
-            "unless the turn is aborted"
+            "unless the engine aborts the request"
         )
     missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:
@@ -566,8 +566,8 @@ def turn_allowance(
     if candidates and min(candidates)[0] < 1:
         left, budget = min(candidates)
         raise errors.BudgetExhaustedError(
-            f"no token of the {budget} budget is left to sample: {left} remain after {context_length} new context "
-            "tokens. Raise the budget, shorten the prompt, or let tools return less",
+            f"no token of the {budget} budget is left to sample: the {context_length} new context tokens leave {left}, "
+            "and a turn needs at least 1. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
     return min(candidates) if candidates else (None, "turn")  # if limits are equal, the alphabetically first

@@ -131,7 +131,7 @@ class DemoOptions:
     max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 1024
     seed: Annotated[
         int | None,
-        Option(help="Seed of the first episode; it grows by 1 per episode. Default: random.", min=0),
+        Option(help="Seed of the first episode; each further seed is 1 higher. Default: random.", min=0),
     ] = None
     dump_dir: Annotated[Path, Option("--dump", help="Folder to write the samples to.", file_okay=False)] = Path(
         "demo_dump"
@@ -353,8 +353,8 @@ class UpdateSettings:
     tis_clip: Annotated[
         float | None,
         Option(
-            help="Upper bound of the weights of truncated importance sampling. Default: off; ratios use the rollout's "
-            "logprobs."
+            help="Upper bound of the weights of truncated importance sampling. Default: no such weights; the loss's "
+            "ratios use the rollout's logprobs, not the trainer's."
         ),
     ] = None
     kl: Annotated[float, Option(help="Weight of the KL divergence from the initial weights.", min=0)] = 0.0

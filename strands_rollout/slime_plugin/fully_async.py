@@ -82,7 +82,7 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
         logger.info(message, groups, episodes, slots, limit)
         if episodes < slots:
             logger.warning(
-                "max_sample_staleness %d allows %d groups of %d episodes at once; the engines could play %d episodes. "
+                "max_sample_staleness %d allows %d groups of %d episodes at once; the engines could play %d. "
                 "Raise the setting, or lower --sglang-server-concurrency",
                 limit,
                 groups,

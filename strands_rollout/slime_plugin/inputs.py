@@ -275,7 +275,8 @@ def _convert_chat(
             system.append(text)
     if unused := len(list(remaining_images or ())):
         raise PromptError(
-            f"got {len(images)} loaded images, {unused} more than the chat has image parts; expected one for each part"
+            f"got {len(images)} loaded images, {unused} more than the chat has image parts; expected one image for "
+            "each image part"
         )
     _check_question(messages)
     return EpisodePrompt("\n".join(system) if system else configured_system, messages)
@@ -284,7 +285,10 @@ def _convert_chat(
 def _check_question(messages: Sequence[Message]) -> None:
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
-        raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
+        raise PromptError(
+            "got a chat that does not end with a user's message; expected such a message at the end, which the agent "
+            "answers"
+        )
     if not any("image" in block for block in last["content"]):
         _refuse_empty(last["content"][0]["text"], "user's message")
 
@@ -319,7 +323,7 @@ def _convert_part(part: object, position: int, loaded: Iterator[object] | None) 
     if others or part.get("image") is None:
         raise PromptError(
             f"got an image with the keys {sorted(part)} at position {position} of the chat; expected `type` and "
-            "`image`, or an image that slime has loaded (--multimodal-keys, with a vision-language model)"
+            "`image` only, or an image that slime has loaded (--multimodal-keys, with a vision-language model)"
         )
     return image_block(part["image"])
 
@@ -338,7 +342,8 @@ def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], st
         )
     if calls and role != "assistant":
         raise PromptError(
-            f"got tool calls at position {position} of the chat, in a message of '{role}'; expected 'assistant'"
+            f"got tool calls at position {position} of the chat, in a message of '{role}'; expected them only "
+            "in messages of 'assistant'"
         )
     return message, role, "" if content is None and calls else content
 
@@ -408,8 +413,8 @@ def _read_text(content: object, position: int, separator: str) -> str:
     if all(isinstance(part, Mapping) and "text" in part for part in parts):
         return separator.join(str(part["text"]) for part in parts)
     raise PromptError(
-        f"got the content {content!r:.200} at position {position} of the chat; expected a string, or a "
-        'list of {"type": "text", "text": ...} parts, and from a user also {"type": "image", "image": ...}'
+        f"got the content {content!r:.200} at position {position} of the chat; expected a string, or a list in which "
+        'each part is {"type": "text", "text": ...} or, from a user, {"type": "image", "image": ...}'
     )
 
 

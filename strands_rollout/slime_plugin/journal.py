@@ -203,7 +203,7 @@ async def open_journal(
             store.end_others(f"{sample.index}-", name)
         return store.open(name)
     except OSError as e:
-        message = "episodes may have no journal in journal_dir=%s: %s: %s"
+        message = "episodes may have no journal, since journal_dir=%s can't be used: %s: %s"
         log_once(logger, logging.WARNING, message, folder, type(e).__name__, e)
         return None
 

@@ -173,8 +173,8 @@ def parse_score(value: object, name: str) -> RewardResult:
     numbers = {str(key): number for key, entry in entries.items() if (number := usable_number(entry)) is not None}
     if "score" not in numbers or ("acc" in entries and "acc" not in numbers):
         raise RolloutError(
-            f"{name} is {reprlib.repr(value):.80}; expected a finite `score`: a number, or a mapping with the key "
-            "`score`, whose `acc`, if it has one, is finite, too"
+            f"{name} is {reprlib.repr(value):.80}; expected a finite `score`: a number, or a mapping with a finite "
+            "number under the key `score` and, if it has the key `acc`, under that key too"
         )
     pred = entries.get("pred")
     return RewardResult(numbers.pop("score"), numbers.pop("acc", None), pred if isinstance(pred, str) else "", numbers)
@@ -242,7 +242,7 @@ def check_reward(settings: RewardSettings) -> None:
         if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
             raise ConfigError(
                 f"a judge uses the environment variable {missing[0]}, which is not set in this process; export it "
-                "before this command or, for a job on a Ray that runs already, before that Ray starts"
+                "before you run this command or, if a job runs on an existing Ray cluster, before you start the cluster"
             )
 
 

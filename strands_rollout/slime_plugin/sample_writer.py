@@ -353,7 +353,7 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
         return False
     obstacle = _fan_out_obstacle(args, sample)
     if obstacle is not None:
-        message = "fan_out is on and %s: only the main agent's sample is returned"
+        message = "fan_out is on, but %s, so only the main agent's sample is returned"
         log_once(logger, logging.WARNING, message, obstacle)
         return False
     estimator = getattr(args, "advantage_estimator", None)
@@ -361,7 +361,7 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
         log_once(
             logger,
             logging.WARNING,
-            "fan_out is on and slime's own reward normalization takes all samples of a step as one group; set "
+            "fan_out is on, but slime's own reward normalization takes all samples of a step as one group; set "
             "--custom-reward-post-process-path strands_rollout.normalize_rewards",
         )
     return True

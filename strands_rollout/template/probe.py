@@ -90,8 +90,8 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
     if not shown or any(counts[part] > 1 for part in shown):
         what = "a call's arguments" if counts[marks[0]] == 1 else "an assistant message's content"
         raise TemplateError(
-            f"the chat template renders {what} {max(counts.values())} times; expected exactly once, since earlier "
-            "turns stay as they were sampled"
+            f"the chat template renders {what} {max(counts.values())} times; expected exactly once, since the sampled "
+            "tokens of an earlier turn are kept in one place"
         )
     spans = [(rendered.index(part), part) for part in shown]
     return min(spans)[0], max(begin + len(part) for begin, part in spans)

@@ -296,7 +296,7 @@ class Policy:
         if not torch.isfinite(norm):
             raise TrajectoryError(
                 f"got a gradient of norm {float(norm)} at a loss of {loss}; expected finite numbers. The weights are "
-                "those from before this optimizer step: check the rewards and logprobs, or lower --learning-rate"
+                "unchanged by this optimizer step. Check the rewards and logprobs, or lower --learning-rate"
             )
         self._optimizer.step()
         metrics.add(1, loss=loss, grad_norm=float(norm))

@@ -232,8 +232,8 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
         settings = settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
-            "got the setting fan_out and --extra-prompts; expected only one of them: partial rollouts don't support "
-            "fan-out, here or in slime"
+            "got the setting fan_out and --extra-prompts; expected only one of them: --extra-prompts makes partial "
+            "rollouts, which don't support fan-out, here or in slime"
         )
     method.check(options, settings)
     if text := shipped_model_note(settings, options.config, options.base_url, options.model_dir):

@@ -144,7 +144,7 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
     text = b"".join(texts[token] for token in ids).decode("utf-8", "replace")
     if response != text and any(lists.loss_mask):
         place = next((p for p, (left, right) in enumerate(zip(response, text, strict=False)) if left != right), None)
-        difference = "one is longer" if place is None else f"at character {place}"
+        difference = "one text is longer" if place is None else f"at character {place}"
         yield Problem("text", f"the response differs from the text of its tokens: {difference}")
 
 

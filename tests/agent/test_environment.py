@@ -215,7 +215,7 @@ async def test_environment_error_fails_the_episode(shipped_tokenizer: Any, step:
         ({"score": {"score": 1, "left": nested(5000)}}, "[...]]]]]], 'score': 1}; expected plain JSON"),
         ({"score": {"score": 1, "left": nested(300)}}, "at most 20 nested levels"),
         ({"answers": [" "]}, "environment.answer returned ' '; expected text"),
-        ({"first": ["a"]}, "environment.prepare returned ['a']; expected text, or None"),
+        ({"first": ["a"]}, "environment.prepare returned ['a']; expected text that is not blank"),
     ],
 )
 async def test_environment_refuses_unusable_results(shipped_tokenizer: Any, plan: Any, words: str) -> None:
@@ -249,4 +249,4 @@ async def test_environment_prepared_prompt_is_visible_to_tools(shipped_tokenizer
 async def test_environment_without_any_method_is_refused(shipped_tokenizer: Any) -> None:
     settings = {"environment": "user_environments.Empty", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
-    assert "without tools, prepare, answer, score and play" in played.facts["error"]
+    assert "has none of tools, prepare, answer, score and play" in played.facts["error"]

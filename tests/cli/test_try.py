@@ -109,7 +109,7 @@ def test_try_plays_a_script_with_tools_tokens_and_reward(folder: Path) -> None:
         ),
         (["hi", {"txt": "hi"}], [], "turn 2: got the unknown key txt; did you mean 'text'?"),
         (["hi"], ["--row", "1"], "got --row 1; expected an index from 0 to 0 (train.jsonl has 1 row)"),
-        (["hi"], ["--you"], "got --script, --you; expected one source of turns"),
+        (["hi"], ["--you"], "got --script, --you; expected only one of them"),
         (["hi"], ["--api-model", "x"], "got only one of --api-base and --api-model; expected both or neither"),
     ],
 )

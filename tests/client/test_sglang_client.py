@@ -81,8 +81,8 @@ async def test_generate_never_sends_id_outside_vocabulary(ids: list[Any], words:
 @pytest.mark.parametrize(
     ("params", "extra", "words"),
     [
-        (PARAMS, {"logprob_start_len": 0}, "input logprobs forbid the prefix cache"),
-        (PARAMS, {"stream": True}, "answers are read whole"),
+        (PARAMS, {"logprob_start_len": 0}, "can't use its prefix cache for input logprobs"),
+        (PARAMS, {"stream": True}, "this client reads no streams"),
         (PARAMS, {"rid": "x"}, "use the argument rid of generate"),
         ({"temperature": object()}, None, "sampling_params or extra can't be written as JSON"),
     ],
@@ -102,7 +102,7 @@ async def test_generate_rejects_forbidden_fields(params: Any, extra: Any, words:
         (Reply.tokens([5, 6], logprobs=[-0.5, None]), "the logprob of output id 6 at position 1 is None"),
         (Reply.tokens([5], logprobs=[0.1]), "is 0.1; expected a finite number of at most 0"),
         (Reply.tokens([5], output_token_logprobs=[5]), "expected a list of [logprob, token id, text]"),
-        (Reply.tokens([5, 6], completion_tokens=3), "got 2 output ids; meta_info.completion_tokens says 3"),
+        (Reply.tokens([5, 6], completion_tokens=3), "got 2 output ids; expected 3, the answer's"),
         (Reply.tokens([5], id="another"), "got the answer to request 'another'; expected the answer to 'r'"),
         (Reply.tokens([5], prompt_tokens=2), "the engine read 2 prompt tokens; expected 3"),
         (Reply.abort([5], prompt_tokens=2), "--allow-auto-truncate"),

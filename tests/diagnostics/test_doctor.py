@@ -249,7 +249,7 @@ async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) ->
             serving({**SERVES, "context_length": 9}),
             "server context",
             "warning",
-            "takes 9 tokens; expected at least 20480",
+            "has a context of 9 tokens; expected at least 20480",
             "length 20",
         ),
     ],

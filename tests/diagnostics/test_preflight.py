@@ -177,7 +177,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "--eval-max-response-len 30000 --eval-max-context-len 18432",
             "context",
             "error",
-            "--eval-max-response-len is 30000 of a context of 18432",
+            "--eval-max-response-len is 30000; the evaluation's context has 18432 tokens",
             "--eval-max-context-len",
         ),
         (Preflight.check_evaluation, "--input-key prompt", "evaluation", "error", "no data set", "--eval-prompt-data"),
@@ -488,7 +488,7 @@ def test_summary_has_the_numbers_of_the_run(tmp_path: Path) -> None:
         "at most 2,359,296 a step",
         "up to 192 episodes on 4 engines",
         "24 prompts start at once",
-        "5 of 115 GB, every 20 steps, 2 at once",
+        "5 of 115 GB, every 20 steps, 2 on disk at once",
         "6, every 20 steps, of aime: 16 samples a problem = 480 episodes",
     ):
         assert words in shown, shown

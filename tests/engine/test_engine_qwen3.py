@@ -49,7 +49,7 @@ def test_read_tensors_from_shards_and_a_transformers_5_config(tmp_path):
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "does not support rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "does not support quantization_config"),
         ({"hidden_size": "absent"}, "missing or invalid Qwen3 setting: KeyError('hidden_size')"),
-        ({"intermediate_size": 50}, "mlp.gate_proj.weight has shape (48, 32), config.json says (50, 32)"),
+        ({"intermediate_size": 50}, "mlp.gate_proj.weight has the shape (48, 32); expected (50, 32), as in config"),
         ({"num_hidden_layers": 3}, "the weights lack the tensor model.layers.2.self_attn.q_proj.weight"),
     ],
 )
@@ -85,7 +85,7 @@ def test_load_engine_names_a_missing_or_broken_file(tmp_path, file, content, wor
 
 def test_load_engine_context_can_only_be_shortened(tiny_dir):
     assert load_engine(EngineSettings(model_dir=tiny_dir, context_length=100)).limits.context_length == 100
-    with pytest.raises(ConfigError, match="context_length 513 is longer than the 512 tokens"):
+    with pytest.raises(ConfigError, match="got context_length 513; expected at most 512"):
         load_engine(EngineSettings(model_dir=tiny_dir, context_length=513))
 
 

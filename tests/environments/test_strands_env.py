@@ -281,7 +281,7 @@ def test_task_becomes_a_row_and_comes_back(shipped_tokenizer: Any) -> None:
     ("given", "error"),
     [
         ({"environment": "strands_env"}, "environment_factory, the dotted path of an environment"),
-        ({"environment_factory": "a.b"}, "environment_factory with environment: strands_env"),
+        ({"environment_factory": "a.b"}, "environment_factory only with environment: strands_env"),
         ({"agent_program": "a.b", "environment_config": {}}, "the path of a file as environment_config"),
         ({"environment": "strands_env", "environment_factory": "a.b", "agent_factory": "c.d"}, "no agent_factory with"),
         ({"environment": "strands_env", "environment_factory": "a.b", "tools": ["c.d"]}, "no tools with environment"),

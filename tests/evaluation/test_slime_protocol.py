@@ -113,7 +113,7 @@ def test_main_refuses_unknown_protocols_and_short_models(
 @pytest.mark.parametrize("prompt_tokens", [32_768, 40_000])
 def test_check_context_never_advises_an_impossible_length(prompt_tokens: int, data: Path) -> None:
     (data.parent / "config.json").write_text('{"max_position_embeddings": 32768}')
-    with pytest.raises(ConfigError, match="leaves none of the model's 32768 positions for a response") as refused:
+    with pytest.raises(ConfigError, match="expected less than the 32768 positions of the model") as refused:
         check_context([under("qwen3", data)], prompt_tokens, data.parent)
     assert "EVAL_MAX_RESPONSE_LEN" not in str(refused.value)
 

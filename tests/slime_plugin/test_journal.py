@@ -525,4 +525,4 @@ async def test_unusable_journal_dir_does_not_fail_episode(shipped_tokenizer, tmp
     (tmp_path / "file").write_text("")
     sample = await play(shipped_tokenizer, settings={"journal_dir": str(tmp_path / "file" / "folder")})
     assert sample.status is Sample.Status.COMPLETED
-    assert "have no journal in journal_dir" in caplog.text
+    assert "have no journal, since journal_dir" in caplog.text

@@ -180,7 +180,7 @@ async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: 
         ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], "system message at position 1"),
         ([{"role": "user", "content": ""}], "got an empty user's message"),
         ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "got the image 'x', which is neither"),
-        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "got tool calls at position 0 .*; expected 'ass"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "got tool calls at position 0 .*; expected them"),
         ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [1]}], "got the tool call 1 at position 1"),
         (
             [QUESTION, {"role": "assistant", "tool_calls": [{"name": "run"}]}, QUESTION],

@@ -394,5 +394,5 @@ def test_view_refuses_tokenizer_of_another_policy(dump: Path, tmp_path: Path) ->
     other = Tokenizer(WordLevel({f"word{number}": number for number in range(2000)}))
     PreTrainedTokenizerFast(tokenizer_object=other).save_pretrained(tmp_path / "other")
     arguments = ["view", str(dump), "--out", str(tmp_path / "x.html"), "--tokenizer", str(tmp_path / "other")]
-    with pytest.raises(ConfigError, match="name the tokenizer of the policy that wrote it"):
+    with pytest.raises(ConfigError, match="name the tokenizer of the policy that sampled the tokens"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -269,7 +269,7 @@ def launch_settings_table() -> str:
             default = re.sub(r"\$\{(?:default_\w+|response):-([\w.]*)\}", r"\1", default)  # without a model's row
             chosen = re.fullmatch(r"\$\(smoke_or_full (\S+) (\S+)\)", default)
             if chosen:
-                default, smoke = chosen[2], f" In a smoke run `{chosen[1].removeprefix('$')}`."
+                default, smoke = chosen[2], f" Default in a smoke run: `{chosen[1].removeprefix('$')}`."
             else:
                 smoke = ""
             of = "" if path in shared or name == "NUM_GPUS" else f"`{path.name}`: "

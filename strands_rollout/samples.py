@@ -265,8 +265,8 @@ class EpisodeFacts:
     final_in_reasoning: bool | None = None
     """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
-    """True if a token limit or an abort cut the last turn off; for an answer that a program returned, only if the cut
-    turn ends with this answer."""
+    """True if a token limit or an abort cut off the last turn. An answer that a program returned counts as cut only if
+    the cut turn ends with it."""
     template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     turns: int | None = None

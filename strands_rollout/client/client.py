@@ -329,7 +329,8 @@ class SGLangClient:
         Raises:
             ConfigError: The client belongs to another event loop.
             EngineUnavailableError: The engine could not be reached within `patience_s`.
-            EngineResponseError: The engine is busy or failing, and no info is known yet.
+            EngineResponseError: The engine is busy or failing, or gives no answer within 10 s, and no info is known
+                yet.
         """
         self._claim_loop()
         if self._info is None or (self._info.done() and self._info_epoch != self.connection_epoch):

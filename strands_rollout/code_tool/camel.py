@@ -97,7 +97,7 @@ def _load_interpreter(path: str) -> object:
         return resolve(path if "." in path else f"{_CAMEL_MODULE}.{path}")
     except ToolError as e:
         raise ConfigError(
-            f"interpreter is {path!r}; expected the name of a class in {_CAMEL_MODULE}, or a dotted path: {e}"
+            f"interpreter is {path!r}; expected the name of a class in {_CAMEL_MODULE}, or a dotted path ({e})"
         ) from e
 
 

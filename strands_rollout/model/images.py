@@ -192,7 +192,9 @@ class ReadImage:
 
 
 class ImageTokens:
-    """Reader of images with a model's processor. Thread-safe: only one thread at a time uses the processor.
+    """Converter of images to tokens and training inputs, with a model's processor.
+
+    Threads may share it: a lock lets only one thread at a time use the processor.
 
     Attributes:
         token_id: Id of the image token, which a template writes once for each image.

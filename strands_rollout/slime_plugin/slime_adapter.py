@@ -287,7 +287,7 @@ def load_should_abort(path: str) -> Callable[[], bool]:
     try:
         function = resolve(path)
     except ToolError as e:
-        raise ConfigError(f"got should_abort={path!r}; expected the path of a function: {e}") from e
+        raise ConfigError(f"got should_abort={path!r}; expected the dotted path of a function ({e})") from e
     if not callable(function):
         kind = type(function).__name__
         raise ConfigError(f"got should_abort={path!r}, a {kind}; expected a function without arguments")

@@ -44,7 +44,7 @@ _SANDBOX_ADVICE: Final = (
 
 
 class TemplateRenderer:
-    """Renderer of conversations with a tokenizer's chat template and fixed arguments.
+    """Renderer of conversations, with a tokenizer's chat template and fixed arguments.
 
     Attributes:
         encoder: The tokenizer's encoder, which escapes texts and encodes rendered texts.
@@ -164,7 +164,7 @@ class TemplateRenderer:
 
         chat = [{escape(key): escape(item) for key, item in message.items() if key != "role"} for message in messages]
         for message, escaped in zip(messages, chat, strict=True):
-            if "role" in message:  # many templates turn the role into a token
+            if "role" in message:  # not `apart`: many templates put the role into a control token, such as <|user|>
                 escaped["role"] = self.encoder.escape(str(message["role"]))
             if message.get("role") == "assistant" and isinstance(message.get("content"), str):
                 escaped["content"] = self._escape_content(message["content"], escape)
@@ -214,7 +214,11 @@ def _read_shipped(name: str) -> str:
 
 
 def template_advice(source: object = "") -> str:
-    """Return the advice to use another template; name this package's template that can replace `source`, if any."""
+    """Return the advice to use another chat template; name one of this package's if it can replace `source`.
+
+    Args:
+        source: The chat template in use; "" to name no template.
+    """
     fits = (name for name, parts in SHIPPED_TEMPLATES.items() if all(part in str(source) for part in parts))
     name = next(fits, None)
     value = "...}" if name is None else f'"{name}"}}, which this package has'

@@ -88,7 +88,7 @@ class ForgetfulRouter:
 
 
 class Holds:
-    """Script that holds the two samples of a slow task at a turn, and answers quick tasks once both are held."""
+    """Script that holds both samples of a slow task in the middle of a turn, and then answers quick tasks."""
 
     def __init__(self) -> None:
         self._at: dict[int, int] = {}

@@ -23,7 +23,7 @@ PLANS = {
 
 
 class Cuts:
-    """Script that holds slow tasks at the named points, where slime's abort interrupts them.
+    """Script that holds slow tasks at the points in `at`, where slime's abort interrupts them.
 
     Args:
         at: By turn, the number of tokens after which the engine holds the turn, or another reply or change.

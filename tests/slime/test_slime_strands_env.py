@@ -37,7 +37,12 @@ async def test_slime_trains_a_strands_environment_exactly(begin: Begin) -> None:
 
 
 class Cuts:
-    """Script that holds slow tasks at a turn, where slime's abort interrupts them."""
+    """Script that holds slow tasks in the middle of a turn, where slime's abort interrupts them.
+
+    Args:
+        at: By turn, the number of tokens after which the engine holds the turn.
+        quick_s: Seconds after which a quick task is answered; the slow tasks must have arrived by then.
+    """
 
     def __init__(self, at: dict[int, int], quick_s: float) -> None:
         self.at, self.quick_s = at, quick_s

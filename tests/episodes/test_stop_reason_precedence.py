@@ -232,7 +232,7 @@ async def test_environment_timeout_in_an_older_strands_names_it(
     got = await _play(shipped_tokenizer, "timeout", "returns", settings)
     assert got.startswith("environment_error: ")
     assert "the episode took more than 0.8 s, and was ended without a score" in got
-    assert got.endswith("raise episode_timeout_s, or install strands-agents 1.62 or newer")
+    assert got.endswith("Raise episode_timeout_s, or install strands-agents 1.62 or newer")
 
 
 async def program(task: Any, endpoint: Any) -> object:

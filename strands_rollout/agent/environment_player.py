@@ -233,7 +233,8 @@ class _AgentHook(HookProvider):
     """Hook that makes the environment's agent part of the episode.
 
     Attributes:
-        agent: The first agent on the episode's model that was invoked; None before the invocation.
+        agent: The first agent on the episode's model that was invoked; None before its invocation and after the
+            episode.
         error: The exception of the last model call, or of a hook before it; None if the call succeeded, or before the
             first call.
         engine_fault: The engine's fault when the turns were cut at `episode_timeout_s`; None if they were not cut, or

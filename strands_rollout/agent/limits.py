@@ -292,8 +292,8 @@ def wrap_tools(
 ) -> None:
     """Replace the tools in the agent's registry by `BoundedTool`s, under names that Strands accepts in calls.
 
-    The tools named in `self_timed` get no timeout, since they time their calls themselves. Several
-    episodes may use the same agent as a tool; each of them replaces the wrappers of the previous episode.
+    The tools named in `self_timed` get no timeout, since they time their calls themselves. If several episodes use the
+    same agent as a tool, its tools have the wrappers of the episode that began last.
     """
     registry = agent.tool_registry.registry
     names, tools = callable_names(registry.keys()), [*registry.items()]

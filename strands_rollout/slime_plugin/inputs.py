@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -413,8 +414,8 @@ def _read_text(content: object, position: int, separator: str) -> str:
     if all(isinstance(part, Mapping) and "text" in part for part in parts):
         return separator.join(str(part["text"]) for part in parts)
     raise PromptError(
-        f"got the content {content!r:.200} at position {position} of the chat; expected a string, or a list in which "
-        'each part is {"type": "text", "text": ...} or, from a user, {"type": "image", "image": ...}'
+        f"got the content {reprlib.repr(content):.200} at position {position} of the chat; expected a string, "
+        'or a list in which each part is {"type": "text", "text": ...} or, from a user, {"type": "image", "image": ...}'
     )
 
 

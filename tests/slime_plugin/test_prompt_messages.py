@@ -1,5 +1,6 @@
 """`to_episode_prompt`: prompts in every form that slime passes, and refused prompts."""
 
+import re
 from typing import Any
 
 import pytest
@@ -146,6 +147,14 @@ def test_to_episode_prompt_refuses_invalid_arguments(arguments: Any) -> None:
         to_episode_prompt(
             [QUESTION, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, QUESTION], None, None
         )
+
+
+def test_to_episode_prompt_shows_the_start_of_deeply_nested_content() -> None:
+    content: list[Any] = []
+    for _ in range(5000):
+        content = [content]
+    with pytest.raises(PromptError, match=re.escape("got the content [[[[[[[...]]]]]]] at position 0")):
+        to_episode_prompt([{"role": "user", "content": content}], None, None)
 
 
 def test_to_episode_prompt_ignores_empty_keys_of_parts() -> None:

@@ -38,7 +38,7 @@ class LoopCache(Generic[T]):
         ] = weakref.WeakKeyDictionary()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the running loop's value for `key`; if there is none, or if it is closed, call `make` for a new value.
+        """Return the running loop's value for `key`; if there is none or it is closed, return a new one from `make`.
 
         Raises:
             RuntimeError: No event loop is running.
@@ -58,7 +58,7 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Return a started generator that closes `value` when the running loop shuts down its asynchronous generators.
+    """Return a started generator that closes `value` at the running loop's shutdown of asynchronous generators.
 
     The caller must keep a reference to the generator.
     """

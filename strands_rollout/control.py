@@ -1,8 +1,8 @@
 """Abort, deadlines and clock of an episode, in one `Control` that all parts of the episode share.
 
-Aborts are polled in one place: while blocks wait under a deadline, a timer of their event loop calls `should_abort`
-every 0.05 s, once for all episodes with an equal `poll_key`. If the function returns true, the timer ends the blocks of
-these episodes. Other steps check before they begin (`Control.check`).
+Aborts are polled in one place, a timer of the event loop. While blocks wait under a deadline, the timer calls
+`should_abort` every 0.05 s. Episodes with an equal `poll_key` share one call. If the function returns true, the timer
+ends the blocks of these episodes. Other steps check before they begin (`Control.check`).
 
 A `Control` can't be passed to code that Strands or a user's code calls. Such code reads two context variables instead:
 whether it runs in an episode (`is_in_episode`), and in which tool call (`current_call`).
@@ -54,9 +54,9 @@ class Control:
     Args:
         should_abort: Function that returns true once the rollout is aborted. Then blocks under a deadline end at the
             next poll, or at most `engine_grace_s` later, and other steps do not begin.
-        engine_grace_s: Function that takes the time at which a request was sent, and returns the seconds for which its
-            answer is awaited after an abort. In this time, the engine must be able to answer all requests that are
-            aborted at once.
+        engine_grace_s: Function that takes the time at which a request was sent. It returns the seconds to wait for the
+            answer after an abort. In this time, the engine must be able to answer all requests that are aborted at
+            once.
         poll_key: Key of `should_abort`; the function is polled once for all episodes with an equal key. None polls it
             for this episode alone.
     """
@@ -90,13 +90,13 @@ class Control:
     def deadline(
         self, timeout_s: float | None = None, *, model: Generating | None = None, during: str = ""
     ) -> "Deadline":
-        """Return a context manager that ends its block after `timeout_s`, or when the rollout is aborted.
+        """Return a context manager that ends its block after `timeout_s`, or at an abort of the rollout.
 
         Args:
             timeout_s: Seconds that the block may take; None for no limit.
-            model: If the rollout is aborted while requests of this model are in flight, the engine is asked to abort
-                them, and the block ends at most `engine_grace_s` later, so that the engine can answer with the tokens
-                that it has sampled.
+            model: The model that sends requests in the block, if any. At an abort of the rollout, the engine is asked
+                to abort the requests in flight. The block then ends at most `engine_grace_s` later. In this time, the
+                engine can answer with the tokens that it has sampled.
             during: The end of the error message after an abort.
         """
         return Deadline(self, timeout_s, model, during)
@@ -207,7 +207,7 @@ class AbortPoller:
 
     @property
     def late_s(self) -> float:
-        """Seconds by which the next poll is late, for example if the event loop is blocked; 0.0 if nothing waits."""
+        """Seconds by which the next poll is late, such as in a blocked event loop; 0.0 if nothing waits."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 

@@ -83,8 +83,8 @@ class EngineError(RolloutError):
 class EngineUnavailableError(EngineError):
     """The server can't be reached or keeps failing.
 
-    It refuses connections, has no worker, keeps answering 429 or any 5xx, exceeds the read timeout, aborts a turn again
-    and again, or aborts it because of an error that the request did not cause.
+    It refuses connections, has no worker, keeps answering 429 or any 5xx, or exceeds the read timeout. Or it aborts a
+    turn again and again, or because of an error not caused by the request.
     """
 
 

@@ -23,8 +23,8 @@ def log_once(
 ) -> bool:
     """Log a message unless this process has logged it with this key; return whether this call logged it.
 
-    A message is logged with at most 50 keys, so that arguments that differ each time, such as error texts, fill neither
-    the log nor the memory.
+    A message is logged with at most 50 keys. Otherwise, arguments that always differ, such as error texts, would fill
+    the log and the memory.
 
     Args:
         logger: Logger of the message.

@@ -32,8 +32,8 @@ class _Step:
 class OwnLoop:
     """An event loop in a thread of its own, where blocking code delays no other loop; an async context manager.
 
-    Functions run in one task, one after the other, since some contexts must be exited by the task that entered
-    them. Leaving the context manager doesn't wait for a running function.
+    Functions run in one task, one after the other: some contexts must be exited by the task that entered them. Leaving
+    the context manager doesn't wait for a running function.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class OwnLoop:
         on this loop already, the function runs immediately, in the caller's task.
 
         Raises:
-            ToolError: The function raised SystemExit or another exception that would end the loop; or an earlier
-                function blocks the loop: a previous caller was cancelled before its function began, and no function
-                has begun since. In the second case, `function` is still called when the loop is free.
+            ToolError: The function raised SystemExit or another exception that would end the loop. Or an earlier
+                function blocks the loop: a previous caller was cancelled before its function began, and no function has
+                begun since. In the second case, `function` is still called when the loop is free.
             Exception: Any other exception of the function.
         """
         if asyncio.get_running_loop() is self._loop:

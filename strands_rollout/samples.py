@@ -1,8 +1,8 @@
 """slime's `Sample`: a stand-in for use without slime, and views of finished samples and their episodes' facts.
 
 Metadata is not trusted: facts may be missing, or written by another program or another version of this package. Facts
-of a wrong type are left out. Values that raise an error when they are read are left out, too, and logged once for each
-type of error.
+of a wrong type are left out. Values that raise an error when read are left out, too, and logged once for each type of
+error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SlimeArgs(Protocol):
 class SampleLike(Protocol):
     """The fields of a sample that this package reads and writes; implemented by each release of slime, and by `Sample`.
 
-    Most fields are typed Any if they may be None before an episode, or if slime defines their type. Fields that only
-    some releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
+    Most fields that may be None before an episode, or have a type of slime's, are typed Any. Fields that only some
+    releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
     status: Any
@@ -154,10 +154,10 @@ class Sample:
     ) -> None:
         """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name does.
 
-        `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
-        None. If `update_terminal_info` is set and `meta_info`, from SGLang, has a finish reason, the method adds the
-        request's counts and weight version, and sets the status. It adds the counts of speculative decoding only if
-        `args` has `sglang_speculative_algorithm`.
+        `trainable` tokens were sampled by the policy: `log_probs` then has one logprob per token. For other tokens,
+        `log_probs` is None. If `update_terminal_info` is set and `meta_info`, from SGLang, has a finish reason, the
+        method adds the request's counts and weight version, and sets the status. It adds the counts of speculative
+        decoding only if `args` has `sglang_speculative_algorithm`.
 
         Raises:
             ValueError: Trainable tokens lack logprobs or follow response tokens without logprobs, other tokens have
@@ -261,12 +261,12 @@ class EpisodeFacts:
     error: str | None = None
     """The error that ended the episode, at most 2,000 characters; null if there was none."""
     final_text: str | None = None
-    """The text that is graded: the last turn as sampled, or the answer that a program returned."""
+    """The graded text: the last turn as sampled, or the answer that a program returned."""
     final_in_reasoning: bool | None = None
     """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
-    """True if a token limit or an abort cut off the last turn. An answer that a program returned counts as cut only if
-    the cut turn ends with it."""
+    """True if a token limit or an abort cut off the last turn. A program's answer counts as cut only if the cut turn
+    ends with it."""
     template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     turns: int | None = None
@@ -274,7 +274,7 @@ class EpisodeFacts:
     parse_failures: int | None = None
     """Number of malformed tool calls in this sample."""
     transient_texts: int | None = None
-    """Number of messages that the policy read with text that is not in the agent's history."""
+    """Number of messages that the policy read with text from outside of the agent's history."""
     generate_s: float | None = None
     """Seconds of requests to the engine; in the main agent's sample, for all of its segments and side conversations."""
     turn_s: list[float] | None = None
@@ -315,14 +315,14 @@ class EpisodeFacts:
     segments: int | None = None
     """Number of segments of the main agent; 1 if its history was never rewritten."""
     stale_tokens: int | None = None
-    """Number of sampled tokens that are masked because their weights were too old."""
+    """Number of tokens sampled by too old weights; these tokens are masked."""
     ended_by: str | None = None
     """On a sibling: why the agent's next request did not continue this segment; empty for the agent's last segment."""
     dropped_sampled_tokens: int | None = None
     """Number of sampled tokens that are in no sample."""
     budgets: Mapping[str, Any] | None = None
-    """Used share of the budgets `response` and `context` and of the limits `tool_iterations` and `tool_calls`, from 0
-    to 1; null for a limit that is 0 or not set."""
+    """Used share, from 0 to 1, of the budgets `response` and `context` and of the limits `tool_iterations` and
+    `tool_calls`. It is null for a limit of 0, and without a limit."""
     aborts: int | None = None
     """Number of earlier attempts that ended with the sample ABORTED."""
     resumes: int | None = None
@@ -352,7 +352,7 @@ class EpisodeFacts:
     episode_number: int | None = None
     """Number of the episode in its job; removed when the sample is graded."""
     reward_ahead: Mapping[str, Any] | None = None
-    """The reward that an episode worker computed; removed when slime requests the reward."""
+    """An episode worker's reward; removed when slime requests the reward."""
     score_s: float | None = None
     """Seconds of the reward function in an episode worker."""
     queue_s: float | None = None
@@ -434,8 +434,8 @@ PART_PREFIX: Final = "parts/"
 REWARD_FAILED: Final = "error"
 """Value of `method` in the dict of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
-"""Value of `method` in the dict of a reward that failed with an EnvironmentFaultError, for example because no
-judge answered."""
+"""Value of `method` in the dict of a reward that failed with an EnvironmentFaultError, for example without a judge's
+answer."""
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
 """Values of `method` of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}

@@ -1,7 +1,7 @@
 """Find secrets in nested plain values, and mask them: by the key in a mapping, by the position in a text, or by value.
 
-Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, an argument of
-a command is a secret, too, if its name is that of a secret (`--api-key x`, `TOKEN=x`).
+Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, a command may
+have secrets, too: arguments with the name of a secret (`--api-key x`, `TOKEN=x`).
 """
 
 import os
@@ -63,8 +63,8 @@ def mask_text(text: str) -> str:
 def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
     """Return settings with secrets masked; references to environment variables (`${NAME}`) are not masked.
 
-    In addition to the secrets that `mask` masks, these are masked: all variables in `env` and `environment`, all
-    headers except harmless ones such as `accept`, and secrets in commands.
+    Masks the same secrets as `mask`, all variables in `env` and `environment`, and secrets in commands. Headers are
+    masked, too, except harmless ones such as `accept`.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
@@ -122,9 +122,10 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
 def find_secrets(*mappings: Json) -> frozenset[str]:
     """Return the secrets in mappings, such as the environment and settings; secrets under 8 characters are left out.
 
-    Secrets are: texts whose key names a secret; headers, except harmless ones such as `accept`; and, in other texts,
-    the passwords and secret parameters of URLs, bearer tokens, and secrets in commands. In a text whose key names a
-    secret, and in a header, a reference to an environment variable (`${NAME}`) is replaced by the variable's value.
+    A text whose key names a secret is a secret. So is a header, except a harmless one such as `accept`. Other texts may
+    contain secrets: passwords and secret parameters of URLs, bearer tokens, and secrets in commands. In a text whose
+    key names a secret, and in a header, a reference to an environment variable (`${NAME}`) is replaced by the
+    variable's value.
     """
     return frozenset(text for value in mappings for text in _iter_secrets(value) if len(text) >= 8)
 

@@ -48,7 +48,7 @@ class _Settings(BaseModel):
     """Base of all settings; attribute docstrings become field descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-    _string_key: ClassVar[str] = ""  # the key that is set if a string is given instead of a mapping
+    _string_key: ClassVar[str] = ""  # a string in place of the mapping sets this key
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_kwargs: object) -> None:
@@ -91,8 +91,8 @@ class McpServer(_Settings):
     startup_timeout: int = Field(default=30, ge=1)
     """Timeout of the server's start, in seconds."""
     per_episode: bool = False
-    """Give each episode a connection of its own and, if `command` is set, a server process of its own; otherwise, the
-    episodes of a rollout process share one connection."""
+    """Give each episode its own connection and, with `command`, its own server process. If false, the episodes of a
+    rollout process share one connection."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
@@ -118,9 +118,14 @@ class McpServer(_Settings):
 class AgentCommand(_Settings):
     """A process that plays an episode.
 
-    In `command`, `args`, `env` and `stdin`, `{prompt}` is replaced by the user's last message, `{task}` by the path of
-    a JSON file with all messages, `{base_url}` by the URL of the policy's endpoint with `/v1`, `{url}` by the same URL
-    without `/v1`, `{api_key}` by the endpoint's API key, and `{model}` by the policy's model name.
+    `command`, `args`, `env` and `stdin` may contain these placeholders:
+
+    - `{prompt}`: the user's last message.
+    - `{task}`: the path of a JSON file with all messages.
+    - `{base_url}`: the URL of the policy's endpoint, with `/v1`.
+    - `{url}`: the same URL without `/v1`.
+    - `{api_key}`: the endpoint's API key.
+    - `{model}`: the policy's model name.
     """
 
     _string_key = "command"
@@ -137,7 +142,7 @@ class AgentCommand(_Settings):
     stdin: str = ""
     """Text for the process's standard input."""
     exit_codes: tuple[int, ...] = (0,)
-    """Exit codes that mean success; after any other exit code, the episode fails, unless a limit has ended it."""
+    """Exit codes that mean success. After any other exit code, the episode fails, unless a limit has ended it."""
 
     @model_validator(mode="after")
     def _check_prompt_is_passed(self) -> Self:
@@ -197,7 +202,7 @@ class RewardPart(_Settings):
     function: str | None = None
     """Dotted path of a reward function, as for `reward.function`."""
     judge: Judge | None = None
-    """Model that rates the answer or, if `evaluator` is set, the model that the evaluator calls."""
+    """Model that rates the answer. With `evaluator`, the model that the evaluator calls."""
     evaluator: str | None = None
     """Dotted path of an evaluator of strands-agents-evals: a class, an instance, or a function that returns one."""
     weight: FiniteFloat = 1.0
@@ -257,7 +262,7 @@ class RewardSettings(_Settings):
 
     @property
     def has_evaluator(self) -> bool:
-        """True if a part has an evaluator, which reads the whole episode and not only its answer."""
+        """True if a part has an evaluator. An evaluator reads the whole episode, not only the answer."""
         return any(part.evaluator is not None for part in self.all_parts.values())
 
     @model_validator(mode="after")
@@ -288,7 +293,7 @@ class EpisodeWorkers(_Settings):
     """Maximum number of workers per node; with `count: null`, the exact number. Default: no maximum; Ray spreads the
     workers over the nodes."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that a worker reserves on Ray, from the CPUs that the engines and the trainer leave free."""
+    """CPUs that a worker reserves on Ray. The engines and the trainer must leave these CPUs free."""
     max_episodes: int | None = Field(default=None, ge=1)
     """Maximum number of episodes that a worker plays at once; further episodes are queued."""
     resources: dict[str, float] = Field(default_factory=dict)
@@ -377,21 +382,20 @@ class RolloutSettings(_Settings):
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
-    """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the death of the
-    process that plays it: the program is started again, and its first requests get their recorded answers, up to the
-    interrupted turn. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
-    null, episodes of these three settings start from scratch after an abort, and fail if their episode worker
-    dies."""
+    """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the process that
+    plays the episode died. The program is started again. Its first requests, up to the interrupted turn, get their
+    recorded answers. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
+    null, episodes of these three settings start from scratch after an abort, and fail if their episode worker dies."""
     resources: dict[str, str] = Field(default_factory=dict)
-    """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
+    """Resources by name: dotted paths of functions `(task)`. Each function returns an async context manager, which is
     open during the episode."""
     environment: str | None = None
     """Dotted path of the environment of an episode: a class or a function `(task)`. The environment may prepare state,
     offer tools, answer as a user, and score the episode. Or the name of a library whose own environments play the
     episodes: `strands_env`."""
     environment_factory: str | None = None
-    """Environment of the library that `environment` names: dotted path of a hook file, of an environment class, or of a
-    function that returns an environment or a factory of environments."""
+    """With the name of a library as `environment`: dotted path of an environment of that library. The path names a hook
+    file, an environment class, or a function that returns an environment or a factory of environments."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
     """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score, state) in seconds."""
     hooks: tuple[str, ...] = ()
@@ -423,26 +427,26 @@ class RolloutSettings(_Settings):
     """Resume an aborted sample from its own tokens; false starts it from scratch. A sample whose episode can't be
     continued also starts from scratch, for example with `resources`, or after its history was rewritten."""
     journal_dir: str | None = None
-    """Folder for the journals of unfinished episodes. A run that was killed continues these episodes when it is
-    restarted and slime requests the same samples again; an episode that can't be continued, for example with
-    `resources` or an `environment`, starts from scratch. Each run needs a folder of its own. Needs `resume_aborted`."""
+    """Folder for the journals of unfinished episodes. A killed run continues these episodes after a restart, once slime
+    requests the same samples again. An episode that can't be continued, for example with `resources` or an
+    `environment`, starts from scratch. Each run needs a folder of its own. Needs `resume_aborted`."""
     repeat_interrupted_tools: bool = False
-    """Call a tool again if it was running when the process of its episode died. If false, the episode fails and is not
-    trained on, since the tool may have acted. The code tool is always called again, except in a code session."""
+    """Call a tool again if the episode's process died during the call. If false, the episode fails and is not trained
+    on, since the tool may have acted. The code tool is always called again, except in a code session."""
     episode_workers: EpisodeWorkers = Field(default_factory=lambda: EpisodeWorkers(count=_workers_of_environment()))
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. With 0, the process that calls
     `generate` plays the episodes. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
-    """What happens if the engine aborts a turn, for example to update weights, while the rollout continues: "continue"
-    samples the rest of the turn; "return" ends the episode, and its sample becomes ABORTED, or FAILED if slime can't
-    take an ABORTED sample."""
+    """What happens when the engine aborts a turn but the rollout continues, as for a weight update. "continue" samples
+    the rest of the turn. "return" ends the episode; its sample becomes ABORTED, or FAILED if slime can't take an
+    ABORTED sample."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
-    Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
+    """Seconds for which a request is retried while the engine is unreachable, busy or failing. With 0, no request is
+    retried. Default: 600 in a job of slime, where giving up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
-    """Number of consecutive failed groups of training samples at which the run ends with an error that names the last
-    failure. A group has failed if all of its samples failed by a fault of the infrastructure, the setup or the reward,
-    or by a bug. With null or 0, no number of failed groups ends the run."""
+    """After this number of consecutive failed groups of training samples, the run ends with an error that names the
+    last failure. A group has failed if all of its samples failed by a fault of the infrastructure, the setup or the
+    reward, or by a bug. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""
@@ -453,11 +457,11 @@ class RolloutSettings(_Settings):
     strands_rollout.generate_rollout_fully_async also starts no more groups than this limit allows. Default: the
     environment variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
     abort_grace_s: float | None = Field(default=None, ge=0)
-    """Maximum seconds for which an aborted episode waits for the tokens that the engine has already sampled. Default: 4
-    if these tokens are kept, as in slime's partial rollouts, else 0.2."""
+    """Maximum seconds for which an aborted episode waits for tokens already sampled by the engine. Default: 4 if these
+    tokens are kept, as in slime's partial rollouts, else 0.2."""
     conversation_manager: str | None = None
-    """Dotted path of a Strands conversation manager, which may drop or summarize messages, or of a function that
-    returns one."""
+    """Dotted path of a Strands conversation manager, or of a function that returns one. A conversation manager may drop
+    or summarize messages."""
     fan_out: bool = False
     """Return several samples per episode: the main agent's, and one for each branch of a sub-agent, each side
     conversation, and each history that was rewritten later."""
@@ -466,8 +470,8 @@ class RolloutSettings(_Settings):
     after that request, as after a rewrite of the history; "keep" leaves the text in the context of later requests, so
     that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
-    """A function without arguments that returns True while the rollout is being aborted, or the function's dotted path.
-    Episodes end when the function returns True. In a run with slime, they also end when slime sets its abort flag."""
+    """A function without arguments, or its dotted path. The function must return True while the rollout is being
+    aborted; episodes then end. In a run with slime, episodes also end when slime sets its abort flag."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make collections rarer."""
@@ -490,7 +494,7 @@ class RolloutSettings(_Settings):
 
     @property
     def has_code_tool(self) -> bool:
-        """True if one of `tools` has the code tool's name, unless environments of a library play the episodes."""
+        """True if one of `tools` has the code tool's name. Always False with environments of a library."""
         if self.environment_plays:
             return False
         name = CODE_TOOL_PATH.rpartition(".")[2]
@@ -513,7 +517,7 @@ class RolloutSettings(_Settings):
 
     @property
     def lacks_code_tool(self) -> bool:
-        """True if the default system prompt, which mentions the code tool, goes to an agent without the code tool."""
+        """True if an agent without the code tool gets the default system prompt. The prompt mentions that tool."""
         has_own = self.agent_factory or self.has_program or self.environment_plays
         return not (self.has_code_tool or has_own or "system_prompt" in self.model_fields_set)
 
@@ -559,7 +563,7 @@ class RolloutSettings(_Settings):
 
     @property
     def needs_labels(self) -> bool:
-        """True if each row needs a label, because this package's grading compares answers with labels."""
+        """True if each row needs a label, for this package's grading."""
         parts = self.reward.all_parts.values()
         is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
         plays_environment = self.environment is not None or self.environment_config is not None

@@ -1,7 +1,7 @@
 """Load a user's code by its dotted path, or by the path of a Python file; find files that a configuration names.
 
 Every setting and option that names code is resolved here. If the code is missing, the error message has a hint where
-possible: the nearest existing name, the places that were searched, or what the module defines.
+possible: the nearest existing name, the searched places, or the names that the module defines.
 """
 
 import difflib
@@ -57,7 +57,7 @@ def resolve(path: str) -> object:
     Args:
         path: `package.module.attribute` or `package.module:attribute`; or, for a file, `./file.py` or
             `./file.py:attribute`, absolute or relative to a folder that is searched (see `add_config_folder`). A file
-            is imported once, under its own name if an import statement would find it by that name.
+            is imported once. If an import statement would find the file by its own name, the module has that name.
 
     Raises:
         ToolError: The path is malformed or does not exist, or its module can't be imported. The message has the error

@@ -1,4 +1,4 @@
-"""A watchdog thread that logs the line of code that blocks an event loop of episodes."""
+"""A watchdog thread for the event loops of episodes; logs each line of code that blocks a loop."""
 
 import asyncio
 import functools
@@ -29,8 +29,8 @@ def watch_running_loop() -> None:
     """Watch the running loop, and log each line that blocks it, once.
 
     A loop counts as blocked if its timer is late and consecutive checks see the same call of the same task at the same
-    instruction. A busy loop or machine doesn't count as blocked: then the checks see different calls, the watching
-    thread is late itself, or the call has waited for the processor instead of using it.
+    instruction. A busy loop doesn't count as blocked: the checks see different calls. A busy machine doesn't either:
+    the watching thread is late itself, or the call has waited for the processor instead of using it.
     """
     loop = asyncio.get_running_loop()
     if loop not in _WATCHED:
@@ -66,8 +66,8 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: Task, frame and instruction that the last check saw; None before the first check, and after a check that
-            was late itself or that found the loop on time.
+        at: The task, frame and instruction at the last check. None before the first check, after a late check, and
+            after a check that found the loop on time.
         since: Time of the first check that saw `at`.
         cpu_s: Processor seconds of the loop's thread at the time `since`.
         is_computing: True if a check has seen the thread runnable at or after the time `since`.

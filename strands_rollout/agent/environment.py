@@ -134,12 +134,12 @@ async def call_user_code(
     """Call the user's function, await the result if it is a coroutine, and return it.
 
     Args:
-        call: The function. A coroutine function runs on the loop. Any other function runs in a thread, since it may
-            block; if it returns a coroutine, the loop runs that coroutine.
+        call: The function. A coroutine function runs on the loop. Any other function may block, so it runs in a thread.
+            If it returns a coroutine there, the loop runs the coroutine.
         args: The arguments of the function.
         loop: Loop that runs coroutines; None for the running loop.
-        in_thread: Runs a sync function in a thread. By default, each call has a thread of its own, because a function
-            that never returns would occupy a worker of the loop's thread pool forever.
+        in_thread: Runs a sync function in a thread. By default, each call has a thread of its own. In the loop's thread
+            pool, a function that never returns would occupy a worker forever.
 
     Raises:
         ToolError: The function raised an exception that `except Exception` doesn't catch, such as SystemExit.
@@ -162,8 +162,8 @@ class Environment(Protocol):
 
     Each method is optional and may be async; sync methods run in threads. At least one of `tools`, `prepare`, `answer`,
     `score` and `play` is required. The class or function at the setting's path is called with the `Task`, whose
-    `resources` are open. An environment that is an async context manager is entered before `prepare`, and is exited
-    when the episode ends.
+    `resources` are open. If the environment is an async context manager, it is entered before `prepare`, and exited at
+    the end of the episode.
 
     Only environments of the classes in `ENVIRONMENT_LIBRARIES` play episodes: `EnvironmentRun` calls their method
     `play`. These classes are called with the `Task` and the settings `environment_factory` and `environment_config`.
@@ -195,12 +195,12 @@ class EpisodeContext:
         task: The task, with its resources, its environment and the environment's tools.
         timeout_s: Maximum seconds of each call of the environment, and of opening each resource; None for no limit.
         control: The episode's control; an abort cancels running calls.
-        loop: Loop that runs all of the user's coroutines, since a connection can be used only on the loop that opened
-            it; None for the running loop.
+        loop: Loop that runs all of the user's coroutines; None for the running loop. A connection can be used only on
+            the loop that opened it.
         prompt: User message that the environment's `prepare` returned; None if the row's message is used.
 
     Raises:
-        EnvironmentFaultError: From each method, if the environment or a resource fails or takes too long, or if the
+        EnvironmentFaultError: From each method, if the environment or a resource fails or takes too long. Also if the
             environment returns an unexpected value.
         EngineAbortedError: From each method, if the rollout is aborted.
         RolloutError: From each method, if the user's code raises a RolloutError other than a ToolError.

@@ -1,8 +1,8 @@
 """Episodes that an environment plays with its own agent, for example an environment of another library.
 
-`EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks to `play` for the
-environment's agent: they bind the agent to the record, limit and count its tool calls, and notice aborts and failed
-model calls.
+`EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks for the environment's agent
+to `play`. These hooks bind the agent to the record, limit and count the agent's tool calls, and notice aborts and
+failed model calls.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class EnvironmentRun(EpisodeRun):
         """Wait until the agent begins or ends its turns, or the environment ends.
 
         Raises:
-            EnvironmentFaultError: The environment takes too long before or after the agent's turns, which is not the
-                policy's fault; or, in older versions of Strands, the turns reach the episode's timeout.
+            EnvironmentFaultError: The environment takes too long before or after the agent's turns; or, in older
+                versions of Strands, the turns reach the episode's timeout.
         """
         limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()

@@ -66,18 +66,17 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately or, if a request is in flight, after a
-            grace period in which the engine can still return the tokens that it has sampled.
-        self_timed_tools: Names of tools that apply `tool_timeout_s` themselves, so that the time that a call waits in a
-            queue is not counted.
+        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the engine
+            first gets a grace period to return the tokens that it has sampled.
+        self_timed_tools: Names of tools that apply `tool_timeout_s` themselves. They don't count the time for which a
+            call waits in a queue.
         hooks: The user's Strands hooks; they are registered before the hooks of the limits.
         tool_span: Returns a context manager to enter around each tool call; None for no context manager.
         conversation_manager: Strands conversation manager. If it drops or summarizes messages, the model needs
             `on_rewritten_history="segment"`. None keeps all messages.
         progress: State to continue from; `run_episode` then ignores its argument `messages`. None for a new episode.
-        team: Agents of a user's factory; None for this package's agent. If there is a team, `tools` and
-            `conversation_manager` are not used, and `system_prompt` is used only if the team is a single agent without
-            a system prompt.
+        team: Agents of a user's factory; None for this package's agent. With a team, `tools` and `conversation_manager`
+            are not used. `system_prompt` is then used only for a single agent without a system prompt.
         next_message: Returns the next user message, given an answer of the policy, or None to end the episode. If
             `next_message` itself is None, the first answer ends the episode.
         journal: Stores each step from which another process could continue the episode; None for no journal.

@@ -33,7 +33,7 @@ from strands_rollout.record.record import Answer
 from strands_rollout.template.messages import error_message, error_result
 
 End = tuple[str, Message, list[Interrupt] | None]
-"""Strands' stop reason, the agent's last message, and the interrupts that tools and hooks raised (None if none)."""
+"""Strands' stop reason, the agent's last message, and the interrupts of tools and hooks (None if none)."""
 
 NO_USAGE: Final = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 _CANCELLED_TEXT: Final = "Cancelled by user"
@@ -49,8 +49,8 @@ class DirectInvocation:
         agent: An agent on an `SGLangModel`, with simple tools only (`BoundedTool.is_simple`).
         state: The invocation's state, which hooks and tools share.
         listeners: All hooks of the agent except the loop. They get the events before a model call, before and after
-            a turn's tools, before a tool call, and after a call of an unknown tool; they may miss all other events.
-            They may raise exceptions, cancel tool calls, and set `end_turn` after a turn's tools; other changes to an
+            a turn's tools, before a tool call, and after a call of an unknown tool. They may miss all other events.
+            They may raise exceptions, cancel tool calls, and set `end_turn` after a turn's tools. Other changes to an
             event may have no effect.
     """
 
@@ -68,7 +68,7 @@ class DirectInvocation:
         self._agent.messages.append(message)
 
     async def run(self) -> End | None:
-        """Call the model and run the tools that it asks for, until the invocation ends.
+        """Call the model and run its tool calls until the invocation ends.
 
         Returns:
             The invocation's end; None if `DirectLoop` must run Strands' own cycle for the next step.
@@ -86,8 +86,8 @@ class DirectInvocation:
                 # after a resume, the history may end with calls: they are run before the model is called
                 if not tool_uses(message):
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
-                    # if `_only_grew`, only this loop has changed the messages since the last answer, so the record need
-                    # not compare them: the comparison would take about 3% of the CPU at 20 turns and 7% at 80
+                    # `_only_grew`: only this loop has changed the messages since the last answer. The record then skips
+                    # the comparison of the messages: about 3% of the CPU at 20 turns, and 7% at 80
                     answer = await self._sample(self._specs, only_grew=self._only_grew)
                     self._only_grew = True
                     message = cast("Message", answer.message)

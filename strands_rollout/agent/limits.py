@@ -149,7 +149,7 @@ class ToolLimiter(HookProvider):
 
     Attributes:
         iterations: Number of tool iterations that were run.
-        calls: Number of tool calls that were run, not counting calls that could not be parsed.
+        calls: Number of tool calls that were run. Calls that could not be parsed don't count.
         tripped: The limit that ended the loop, or None.
         before_turn: `iterations` and `calls` before the last model call.
 
@@ -313,8 +313,8 @@ def limit_other_agents(
 ) -> None:
     """Apply the episode's limits to agents that can't give the episode's answer.
 
-    Each agent of the policy gets the limits of tool iterations and calls, with its own counts. An agent that is used as
-    a tool gets the time limit of tools, even if it is on another model.
+    Each agent of the policy gets the limits of tool iterations and calls, with its own counts. If an agent is used as a
+    tool, its own tools get the time limit of tools, even on another model.
     """
     # not `stats`: an agent used as a tool makes calls within another call, and their ids may equal those of other calls
     inner_stats = ToolStats(control)

@@ -4,9 +4,9 @@ Strands' cycle streams each answer through a dozen generators, copies the histor
 calls the model and the tools directly (`invocation`). For a user's hooks, plugins and tools, it fires the same events
 with the same effects (`observed_invocation`).
 
-Strands' own cycle runs if the agent has a feature that this loop lacks, such as middleware, a callback handler or a
-session manager (see `can_run_directly`), or if a span is recorded. For an agent with a hook and 20 tool turns, Strands'
-cycle takes 2.45 times the CPU of this loop; docs/performance.md lists all cases.
+While a span is recorded, Strands' own cycle runs. It also runs for an agent with a feature that this loop lacks, such
+as middleware, a callback handler or a session manager; see `can_run_directly`. For an agent with a hook and 20 tool
+turns, Strands' cycle takes 2.45 times the CPU of this loop; docs/performance.md lists all cases.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CPU of an episode of 5 tool turns."""
 
 
 class _NoTracer(Tracer):
-    """Tracer that starts no spans, for agents whose spans would not be recorded.
+    """Tracer that starts no spans, for agents without recorded spans.
 
     Strands' own tracer describes the agent in each unrecorded span, which takes 1% of the CPU of an episode of 5 tool
     turns.
@@ -80,8 +80,8 @@ class DirectLoop(hooks.HookProvider):
     """The loop of one agent: `Agent(..., hooks=[*hooks, loop])`, then `await loop.run(agent, prompt)`.
 
     Args:
-        listeners: All hooks of the agent except this loop, if they need only the events that `DirectInvocation` sends
-            to its `listeners`; None if the agent may have other hooks.
+        listeners: All hooks of the agent except this loop. These hooks must need no other events than
+            `DirectInvocation` sends to its `listeners`. None if the agent may have other hooks.
     """
 
     def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A user's own clients, which are loaded as tools, are wrapped in the same way.
 
-A lost server is an infrastructure fault; an episode that ends because of it is never trained.
+A lost server is an infrastructure fault. An episode that ends because of this fault is never trained.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from strands_rollout.user_code import find_file
 # beginning of an error result that Strands' client makes itself (strands/tools/mcp/mcp_client.py)
 _CLIENT_ERROR_PREFIX: Final = "Tool execution failed"
 _LOGGER: Final = logging.getLogger(__name__)
-# loggers that write hundreds of lines for each agent whose server is down, and for each call of a broken server
+# these loggers write hundreds of lines for each agent whose server is down, and for each call of a broken server
 _CONNECTION_LOGGERS: Final = frozenset(
     {"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"}
 )
@@ -50,7 +50,7 @@ _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 # no start is attempted for this long after a failed start: hundreds of episodes may be waiting for the server
 _RESTART_DELAY_S: Final = 5.0
-# one slot for each server that is starting: if hundreds started at once, none would be ready before its timeout
+# one slot for each starting server: if hundreds started at once, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
 _END_TIMEOUT_S: Final = 5.0  # the MCP library kills a server 2 s after asking it to end
 _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
@@ -221,14 +221,17 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Block until the connection has ended and, if the client started the server, the server too.
+        """Block until the connection has ended, and also the server if the client started it.
 
         Return False if this takes more than `timeout_s`.
         """
         return self._closed.wait(timeout_s)
 
     def _drop_lost_connection(self) -> None:
-        """If the connection is lost, stop the client, even if other agents use it, so that it can connect again."""
+        """Stop the client if its connection is lost; the client can then connect again.
+
+        This happens even if other agents use the client.
+        """
         try:
             self.check_connection()
         except Exception:  # the kind depends on how the connection ended

@@ -2,8 +2,10 @@
 
 Also here: `join_episode` adds an episode's history, system prompt and hooks to agents; `contain_exits` turns a
 SystemExit of the user's code into an error; `run_team` runs a swarm or graph; `sub_agent_model` returns another model
-of the same policy, with a record of its own. Tool providers may block while they start or stop a server, so agents
-with providers are closed in a thread, and are built in a thread unless an async factory builds them.
+of the same policy, with a record of its own.
+
+Tool providers may block while they start or stop a server. Therefore, agents with providers are closed in a thread.
+They are built in a thread, too, unless an async factory builds them.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Team:
         runner: The agent, swarm or graph that is given the task.
         candidates: The members of `agents` that are on the episode's model; the answer of one of them is the episode's
             answer. A swarm or graph may have several candidates.
-        agents: The runner if it is an agent; otherwise all agents that are nodes of the swarm or graph, at any depth.
+        agents: The runner if it is an agent; otherwise all agents among the nodes of the swarm or graph, at any depth.
         tool_agents: Further agents, which `agents` use as tools, at any depth.
     """
 
@@ -183,8 +185,8 @@ def _replace_strands_defaults(agent: Agent) -> None:
 def contain_exits(team: Team) -> None:
     """Turn SystemExit and similar exceptions into errors where Strands runs a user's code in its own tasks.
 
-    Strands uses tasks of its own for the nodes of a graph and, if a turn has several calls, for these calls with their
-    hooks and middleware; see `exits_as_errors`.
+    Such tasks run the nodes of a graph. If a turn has several calls, these tasks also run the calls with their hooks
+    and middleware. See `exits_as_errors`.
     """
     multi_agents = list(multi_agents_in(team.runner))
     agents = [*team.agents, *team.tool_agents]
@@ -303,8 +305,8 @@ class VisitLog:
     def last_agents(self, multi_agent: MultiAgentBase) -> Iterator[Agent]:
         """Yield the agents that ran in this swarm or graph, the last agent first.
 
-        Agents that ran concurrently are yielded in the order in which they were added to the graph, not in the order in
-        which they finished, so that the result is deterministic.
+        Agents that ran concurrently are yielded in the order of their addition to the graph. The order of their ends
+        would not be deterministic.
         """
         nodes = getattr(multi_agent, "nodes", {})
         for batch in reversed(self.batches):
@@ -437,7 +439,7 @@ def sub_agent_model() -> SGLangModel:
     return models.create()
 
 
-# agents share providers such as Strands' MCP client, which uses no lock when it counts its users, starts or stops
+# agents share providers, and Strands' MCP client uses no lock when it counts its users, starts or stops
 _PROVIDERS_LOCK: Final = threading.Lock()
 # after this wait, a user's factory runs without the lock: a factory that never returns must not stop all others
 _LOCK_TIMEOUT_S: Final = 5.0

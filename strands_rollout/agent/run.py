@@ -56,8 +56,8 @@ class PlayedEpisode:
         stop_reason: The reason why the episode ended, as the environment sees it.
         error: The fault that ended the agent's turns; None for an ordinary end.
         scoring_error: The fault that prevented a score; None if scoring succeeded or the environment does not score.
-        score: The environment's score, a mapping with `score`; None if the environment does not score, in which case
-            the reward of the settings grades the answer.
+        score: The environment's score, a mapping with `score`; None if the environment does not score. The reward of
+            the settings then grades the answer.
         facts: Facts of the environment, as plain JSON.
     """
 
@@ -130,8 +130,8 @@ class EpisodeRun(ABC):
 
     Args:
         model: A model for this episode alone, resumed if there was an earlier attempt.
-        control: The episode's control. An abort ends the episode immediately or, if a request is in flight, after a
-            grace period in which the engine can still return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the engine
+            first gets a grace period to return the tokens that it has sampled.
         limits: The episode's limits.
         start: State from which the episode continues, including the counts of the tools.
 
@@ -225,7 +225,7 @@ class EpisodeRun(ABC):
         """Return the ending due to an exception of `_play`."""
 
     def _ending_of(self, error: Exception) -> Ending:
-        """Return the ending due to an exception of the policy's turns, which may mean that a limit was reached."""
+        """Return the ending due to an exception of the policy's turns; some exceptions mean that a limit is reached."""
         has_turns = self.model.conversation.turn_count > 0
         return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
@@ -282,7 +282,7 @@ class EpisodeRun(ABC):
 def drop_traceback(error: BaseException) -> None:
     """Drop the traceback of an exception, and of the cancellation at a deadline that caused it.
 
-    Otherwise, frames of the traceback that refer to the exception would keep the episode in memory until a garbage
+    Frames of the traceback may refer to the exception. Such a cycle would keep the episode in memory until a garbage
     collection.
     """
     for each in (error, error.__cause__, error.__context__):

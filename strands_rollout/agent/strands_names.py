@@ -1,6 +1,7 @@
-"""Names of Strands, most of them private, that this package reads, and what is lost if a version of Strands lacks one.
+"""Names of Strands that this package reads, and what is lost without them.
 
-A missing name is no error: it is logged once per process, and `strands-rollout doctor` reports it.
+Most of these names are private. A missing name is no error: it is logged once per process, and
+`strands-rollout doctor` reports it.
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression gets no token count",
     ),
 }
-"""Attribute of an agent -> the feature of Strands to which the attribute belongs ("" for none), and what is lost if the
-attribute is missing.
+"""Attribute of an agent -> its feature of Strands ("" for none), and what is lost without the attribute.
 
-A missing attribute of a feature is reported only if the installed Strands has that feature.
+A missing attribute of a feature is reported only if the installed Strands has the feature.
 """
 
 
@@ -77,8 +77,8 @@ def find_missing_names(import_fault: str) -> dict[str, str]:
     """Return the names that the installed Strands lacks, each with what is lost without it.
 
     Args:
-        import_fault: Message of the ImportError in `loop`, which is returned in place of the names that the loop lacks;
-            "" if there was no ImportError.
+        import_fault: Message of the ImportError in `loop`; "" if there was none. The message is returned in place of
+            the names that the loop lacks.
     """
     agent = Agent(model=_StubModel(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
     found = dict.fromkeys([import_fault] if import_fault else missing_loop_names(agent), LOOP_LOST)

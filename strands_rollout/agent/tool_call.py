@@ -107,9 +107,10 @@ _VALID_NAME: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 def callable_names(names: Collection[str]) -> dict[str, str]:
     """Map tool names to names that Strands accepts in calls, replacing invalid characters by `_`.
 
-    Strands offers tools of any name to the model, but answers calls with an error unless the name consists of at most
-    64 ASCII letters, digits, `_` and `-`. MCP also allows dots, and up to 128 characters. Names are cut to 64
-    characters, and a number is appended to a name that is already taken. Each renaming is logged once.
+    Strands offers tools of any name to the model. However, Strands answers a call with an error if the tool's name has
+    more than 64 characters, or characters other than ASCII letters, digits, `_` and `-`. MCP also allows dots, and up
+    to 128 characters. Names are cut to 64 characters, and a number is appended to a name that is already taken. Each
+    renaming is logged once.
 
     Raises:
         ToolError: A name that Strands does not accept has no ASCII letter or digit.
@@ -200,7 +201,7 @@ class BoundedTool(WrappedTool):
 
     @property
     def is_simple(self) -> bool:
-        """True if the tool is a decorated function that gets only its arguments, not the agent or the tool context."""
+        """True if the tool is a decorated function that gets neither the agent nor the tool context."""
         if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more than the arguments
             return False
         metadata = self._tool._metadata

@@ -52,13 +52,13 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
     """Load the tools that the settings name.
 
     Args:
-        named: MCP servers, and paths as `resolve` takes them. A path leads to a tool or tool provider, to a module or
-            file with `@strands.tool` functions (all are loaded), or to a module with a `TOOL_SPEC` and a function of
-            the module's name.
+        named: MCP servers, and paths as `resolve` takes them. A path leads to a tool, a tool provider, or a module or
+            file with tools. All `@strands.tool` functions of a module are loaded. A module may instead have a
+            `TOOL_SPEC` and a function of the module's name.
 
     Raises:
-        ToolError: A path can't be imported (see `resolve`) or leads to no tool (the message names the type of what is
-            there), two tools have the same name, an MCP server's settings are invalid, or `named` is a string.
+        ToolError: A path can't be imported or leads to no tool; two tools have the same name; an MCP server's settings
+            are invalid; or `named` is a string.
         NoModelError: A tool calls an agent that has no model.
     """
     if isinstance(named, str):
@@ -156,8 +156,8 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
 
     Raises:
         ToolError: The path can't be imported; or the object at the path is not callable, can't be called with
-            `arguments`, or is an agent, swarm or graph, or Strands' class for one of these, instead of a function that
-            makes one.
+            `arguments`, or is an agent, swarm or graph. Strands' own classes of these are refused, too: a function that
+            makes one is expected.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
@@ -250,7 +250,7 @@ def _mcp_tools(server: McpServer) -> ToolProvider:
 
 
 def _guard_mcp_client(provider: ToolProvider, path: str) -> ToolProvider:
-    """Wrap an MCP client, so that its tools raise SandboxError if the server is lost; return other providers as is."""
+    """Wrap an MCP client: its tools then raise SandboxError if the server is lost. Return other providers as is."""
     if "strands.tools.mcp" not in sys.modules:  # the provider can't be an MCP client, and the import is slow
         return provider
     from strands.tools.mcp import MCPClient
@@ -326,7 +326,10 @@ def _resolve(path: str) -> object:
 
 @functools.cache
 def _keep_calls_off_the_loop() -> None:
-    """Patch methods of Strands that block until a model answers: on the episodes' loop, refuse them or use a thread."""
+    """Patch methods of Strands that block until a model answers.
+
+    On the episodes' loop, the patched methods are refused or use a thread.
+    """
     for kind in (Agent, Swarm, Graph):
         kind.__call__ = _refuse_on_episode_loop(kind.__call__, _NOT_AWAITED_MESSAGE)  # type: ignore[method-assign]
     reduce = _refuse_on_episode_loop(SummarizingConversationManager.reduce_context, _SUMMARY_MESSAGE)
@@ -404,7 +407,7 @@ def refuse_missing_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """Yield an agent itself, a swarm's or graph's agents, or the agents that a tool wraps or that its function uses."""
+    """Yield an agent itself, a swarm's or graph's agents, or the agents that a tool wraps or its function uses."""
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

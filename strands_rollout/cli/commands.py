@@ -73,7 +73,7 @@ _KIND_FILES: Final = {
     "harness": ("harness.py",),
 }
 _KIND_REQUIREMENTS: Final = {"program": ("openai", "openai"), "harness": ("strands_harness", "harness")}
-"""The package that a kind of project imports, and the extra of this package that installs it."""
+"""The package that a kind of project imports, and the extra of strands-rollout for that package."""
 _AGENT_SETTINGS: Final[dict[Kind, str]] = {
     "tools": "tools: [agent.look_up_price, agent.execute_python_code]\n  reward: reward.score",
     "factory": "agent_factory: factory.build\n  tools: []\n  reward: reward.score",
@@ -317,8 +317,8 @@ def evaluate(
     in training.
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
-    with the same --out. The last line on stdout is the report as JSON. Exits with 1 if a check fails or if a sample
-    failed, was aborted or could not be graded, and with 130 after Ctrl-C.
+    with the same --out. The last line on stdout is the report as JSON. Exits with 1 if a check failed, or if a sample
+    failed, was aborted or could not be graded. Exits with 130 after Ctrl-C.
     """
     check_engine_options(values["base_url"], values["model_dir"])
     # an option's bounds can't express these limits, and an engine would reject every sample
@@ -375,8 +375,8 @@ def try_row(
     template, tool parser, tools and reward work as in training, whatever the source. By default, the embedded engine
     serves the shipped model, which is trained on math with the code tool only.
 
-    Exits with 1 if the episode, its reward or a check of its tokens fails, if slime would not train the sample, or if
-    the episode does not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
+    Exits with 1 if the episode, its reward or a check of its tokens fails, or if slime would not train the sample. Also
+    exits with 1 if the episode does not end with the last turn of --script. Exits with 130 after Ctrl-C or Ctrl-D.
     """
     sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:
@@ -404,11 +404,11 @@ def train(
 ) -> None:
     """Train a small model with GRPO on this CPU.
 
-    Each step plays groups of episodes through `generate` and `reward_func` as slime does, normalizes rewards within
-    groups, updates the policy, and has the engine load the new weights from disk.
+    Each step plays groups of episodes through `generate` and `reward_func`, as slime does. The step then normalizes
+    rewards within groups, updates the policy, and lets the engine load the new weights from disk.
 
     At the first step, the trainer's logprobs of the sampled tokens may differ from the rollout's by at most
-    --gap-limit; otherwise the run stops and prints the tokens that differ. The trained model is in the folder weights/
+    --gap-limit. Otherwise, the run stops and prints the tokens that differ. The trained model is in the folder weights/
     of --out. The last line on stdout is the summary as JSON. Exits with 1 if a check or the engine fails, and with 130
     after Ctrl-C.
     """

@@ -98,8 +98,8 @@ def check_template(
 
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
     turn. Then renders random episodes, compares the tokens that would be sent with the template's own rendering, and
-    prints the tokens around the first difference. Exits with 1 if a token differs, or if the template breaks a rule
-    that all conversations need; a broken rule that only some conversations need is a warning.
+    prints the tokens around the first difference. Exits with 1 if a token differs, or if the template breaks a rule for
+    all conversations. A broken rule for only some conversations is a warning.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -138,7 +138,7 @@ def drift(
 
     A rollout that keeps text instead of tokens would train on the changed tokens. Also compares the context that the
     policy read with the chat template's rendering: both must be equal. Exits with 1 if they differ or the dump has no
-    tokens, and with 2 if the tokens are not from this tokenizer.
+    tokens. Exits with 2 if the tokens are not from this tokenizer.
     """
     from strands_rollout.diagnostics.replay import run_drift
     from strands_rollout.settings import read_config_file
@@ -346,10 +346,10 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
-    """Return the object that marks drift; it uses the tokenizer in `folder`, else that of the first dump with tokens.
+    """Return the object that marks drift, with the tokenizer in `folder` or else of the first dump with tokens.
 
-    If `folder` is None, return None if there is no usable tokenizer, or if it differs from another dump's. Only the
-    first 16 samples of a dump are searched for tokens.
+    Without `folder`, return None if no tokenizer can be used, or if the dumps have different tokenizers. Only the first
+    16 samples of a dump are searched for tokens.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.

@@ -53,7 +53,7 @@ _METAVAR_BY_WORD: Final = {"endpoint": "URL", "base": "URL", "urls": "URL", "rew
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its options in groups if there are many: by `rich_help_panel`, else by name."""
+    """A command whose help lists options in groups: by `rich_help_panel` or, if there are many, by name."""
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the pieces of the usage line without typer's braces around arguments, which a shell would expand."""

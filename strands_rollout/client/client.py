@@ -73,13 +73,12 @@ class SGLangClient:
     """A client of one engine, for any number of concurrent generations on one event loop; an async context manager.
 
     Args:
-        http: The engine's URL: the client then makes an httpx client, and closes it. Or an httpx client with a
-            `base_url` (see `create_client`), which the caller closes; if that client has httpx's default timeouts of
-            5 s, generations get no read timeout.
+        http: The engine's URL, or an httpx client with a `base_url` (see `create_client`). For a URL, this client makes
+            an httpx client, and closes it. The caller closes an httpx client of its own. If that client has httpx's
+            default timeouts of 5 s, generations get no read timeout.
         vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. If None,
             they are not checked against it.
-        patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
-            `RetryPolicy`.
+        patience_s: Seconds of retries while the engine is unreachable, busy or failing; see `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
         backoff_base_s: Upper limit of the first wait between attempts, in seconds; see `RetryPolicy`.
         backoff_cap_s: Upper limit of each wait between attempts, in seconds.
@@ -166,9 +165,9 @@ class SGLangClient:
     ) -> Generation:
         """Sample tokens after a prompt; the answer is checked token by token.
 
-        A cancelled call ends immediately, and the client asks the engine to abort the request, unless a router has
-        answered that it lacks the endpoint for aborts. Each attempt has its own rid, since SGLang refuses an rid that
-        is still in flight there: the second attempt's rid is `<rid>-2`.
+        A cancelled call ends immediately, and the client asks the engine to abort the request. Once a router has
+        answered that it lacks the endpoint for aborts, the client does not ask. SGLang refuses an rid that is still in
+        flight. Therefore, each attempt has its own rid: the second attempt's rid is `<rid>-2`.
 
         Args:
             input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` are already
@@ -232,7 +231,7 @@ class SGLangClient:
     async def _send_with_retries(
         self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control
     ) -> object:
-        """Repeat an attempt until it returns an answer that is not a `Fault`.
+        """Repeat an attempt until it returns an answer other than a `Fault`.
 
         `missing` is the start of the error message, such as "no generation from http://...".
 
@@ -284,7 +283,7 @@ class SGLangClient:
         """Abort a request, or all requests, at the engine.
 
         Returns:
-            True if the engine confirmed within 5 s; else False, for example if a router lacks the endpoint (404).
+            True if the engine confirmed within 5 s; else False, for example behind a router without the endpoint (404).
 
         Raises:
             ConfigError: Neither an rid nor `abort_all` was given.
@@ -298,7 +297,7 @@ class SGLangClient:
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Return whether `/readiness` (on routers) or, if that endpoint is missing, `/health` reports success.
+        """Return whether `/readiness` reports success, or `/health` if the server (an engine) lacks `/readiness`.
 
         Raises:
             ConfigError: The client belongs to another event loop.
@@ -314,7 +313,7 @@ class SGLangClient:
 
     @property
     def connection_epoch(self) -> int:
-        """A number that changes once all connections have been closed, after which another server may answer.
+        """A number that changes once all connections have been closed: another server may answer from then on.
 
         Always 0 for an httpx client that `create_client` did not make.
         """

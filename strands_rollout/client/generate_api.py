@@ -116,7 +116,7 @@ class EncodedPrompt:
         self._encoded = EncodedIds(vocab_size=vocab_size)
         self._known = 0  # number of the list's ids that are encoded before the mark
         self._mark = self._encoded.mark()
-        self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
+        self._after: list[int] = []  # ids encoded after the mark: context that may enter the trajectory
 
     def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
         """Return whether this object encodes this very list for `vocab_size`, and the list was not shortened since."""
@@ -150,7 +150,8 @@ class GenerateRequest:
     Attributes:
         rid: Request id of the last `body`.
         return_logprob: Require one logprob per output id.
-        prompt_length: Number of tokens that the engine must report as read, if it reports any; None disables the check.
+        prompt_length: Number of tokens that the engine must report as read; None disables the check. An answer without
+            this report is accepted.
         max_new_tokens: Maximum number of sampled tokens; None disables the check.
 
     Raises:
@@ -218,7 +219,7 @@ class FinishReason:
             engine does not report it.
         length: For "length": the limit that was reached, if the engine reports it.
         message: For "abort": the engine's message.
-        status_code: For "abort": an HTTP status if the engine aborted because of an error; None for a plain abort.
+        status_code: For "abort": an HTTP status if an error made the engine abort; None for a plain abort.
     """
 
     type: str
@@ -298,7 +299,7 @@ class NotJsonError(ValueError):
 
 
 def load_json(body: bytes) -> Json:
-    """Decode JSON; accept NaN and Infinity, so that the later check of logprobs can name the token that has them.
+    """Decode JSON; accept NaN and Infinity, since the later check of logprobs names the token of such a number.
 
     Raises:
         NotJsonError: The body is not JSON.
@@ -402,8 +403,8 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
             f"got the answer to request {answered_rid!r}; expected the answer to {request.rid!r}. A proxy or cache in "
             "front of the engine mixes up answers: connect to the engine or to SGLang's own router"
         )
-    # SGLang reports no count for an abort in the queue, and the count of a placeholder prompt if an error aborts a
-    # request before its first token
+    # for an abort in the queue, SGLang reports no count; for an error before the first token, it reports the count of a
+    # placeholder prompt
     has_read_prompt = count > 0 or finish.type != "abort"
     prompt_length, max_new_tokens = request.prompt_length, request.max_new_tokens
     if prompt_length is not None and read is not None and has_read_prompt and _int_or_none(read) != prompt_length:

@@ -1,4 +1,4 @@
-"""Retries of HTTP requests: after which failures a request is sent again, how often, and after which waits.
+"""Retries of HTTP requests: the failures that are retried, the number of attempts, and the waits between attempts.
 
 Used for engines (`client.client`), chat APIs (`client.chat_api`) and retrieval servers (`environments.search`).
 """
@@ -29,7 +29,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 
-# maximum number of attempts that may fail in the same way, for kinds of faults that don't pass with time
+# maximum number of attempts with the same kind of fault, for kinds that don't pass with time
 _MAX_ATTEMPTS_BY_KIND: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 
 
@@ -55,8 +55,8 @@ class RetryPolicy:
     Attributes:
         patience_s: Seconds for which a request is retried, as `Outage.waited_s` counts them; 0 for a single attempt.
         backoff_base_s: Upper limit of the first wait in seconds; each further failure doubles the limit. The actual
-            wait is a random 50% to 100% of the limit, or a server's Retry-After if that is longer; it never exceeds the
-            rest of `patience_s`.
+            wait is a random 50% to 100% of the limit, or a server's longer Retry-After. The wait never exceeds the rest
+            of `patience_s`.
         backoff_cap_s: Upper limit of each wait in seconds, also of a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
 
@@ -85,7 +85,7 @@ class Outage:
     Attributes:
         faults: The failed attempts.
         waited_s: Seconds of patience used up since the first fault: all waits, plus the first 10 s of each later
-            attempt (in a longer attempt, the engine was generating).
+            attempt. In a longer attempt, the engine was generating.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -145,7 +145,7 @@ async def with_retries(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> _Answer:
-    """Repeat an attempt until it returns an answer that is not a `Fault`, and return that answer.
+    """Repeat an attempt until it returns an answer other than a `Fault`, and return that answer.
 
     Args:
         attempt: Sends the request once. An exception that it raises is not retried.

@@ -20,14 +20,14 @@ from strands_rollout.files.json_codec import Json
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
-# error codes with status 500, by which sglang-router and its successor smg report that a worker is unreachable or has
-# closed the connection; until slime removes that worker from the router's list, the router may send every request to it
+# error codes with status 500 from sglang-router and its successor smg: a worker is unreachable or has closed the
+# connection. The router may send every request to this worker until slime removes it from the router's list
 _WORKER_LOST: Final = ("call_upstream_connection_failed", "call_upstream_request_error")
 _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 
 
 def is_busy(status: int, body: bytes) -> bool:
-    """Return whether an answer means that the engine is busy, or that its router has no worker at the moment."""
+    """Return whether an answer is that of a busy engine, or of a router without workers at the moment."""
     return status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS))
 
 
@@ -91,7 +91,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
 
     @property
     def connection_epoch(self) -> int:
-        """A number that changes once all connections have been closed, after which another server may answer."""
+        """A number that changes once all connections have been closed: another server may answer from then on."""
         return self._epoch + (not any(opened.fileno() >= 0 for opened in self._sockets))
 
     def _open_socket(self, address: tuple[Any, ...]) -> socket.socket:
@@ -163,7 +163,7 @@ class _Route:
 
 
 class EngineClient(httpx.AsyncClient):
-    """An httpx client that can POST directly through its aiohttp session, unless its settings need httpx's layers.
+    """An httpx client with a direct POST through its aiohttp session, unless its settings need httpx's layers.
 
     Through httpx's layers, an episode of 20 tool turns takes 31% more of the client's CPU time; see
     docs/performance.md.
@@ -195,9 +195,9 @@ class EngineClient(httpx.AsyncClient):
         """POST as httpx would, but without its layers.
 
         Returns:
-            The response; or None, without sending anything, if the client uses a feature that only httpx supports
-            (hooks, cookies, parameters, redirects, authentication other than basic, a transport that a tracer has
-            wrapped) or is closed.
+            The response. None, without sending anything, if the client is closed or uses a feature that only httpx
+            supports. Such features are hooks, cookies, parameters, redirects, authentication other than basic, and a
+            transport wrapped by a tracer.
 
         Raises:
             ValueError: A header can't be sent.
@@ -259,8 +259,8 @@ def _header_fault(name: str, value: object) -> str:
 
 
 WRITE_TIMEOUT_S: Final = 60.0
-# SGLang's server closes a connection that is idle for 5 s: closing it earlier here keeps new requests off a connection
-# that the server is closing
+# SGLang's server closes a connection after 5 idle seconds. Closing the connection earlier here keeps new requests off a
+# connection that the server is closing
 _KEEPALIVE_EXPIRY_S: Final = 4.0
 
 
@@ -363,7 +363,7 @@ async def post_generate(
         )
     except READ_TIMEOUTS:
         return _timeout_fault(timeouts)
-    # a ValueError means that a header can't be written, for example because of a line break
+    # ValueError: a header can't be written, for example because of a line break
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:
         raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:

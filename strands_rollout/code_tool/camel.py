@@ -4,13 +4,13 @@
 0.2.90:
 
 - `run(code, "python") -> str`.
-- The in-process interpreter raises `InterpreterError` for errors of the code; the other interpreters raise it for
-  faults that the code did not cause (no Python, no Docker daemon).
+- The in-process interpreter raises `InterpreterError` for errors of the code. The other interpreters raise it for
+  faults outside the code (no Python, no Docker daemon).
 - With `require_confirm=True`, an interpreter asks on stdin before it runs code.
 - `SubprocessInterpreter` answers `stdout(stderr: ...)(Execution failed with return code N)`, without the parts that do
   not apply. At its time limit, the stderr ends with "Process timed out after N seconds and was terminated.". The
-  interpreter rewrites the code with astor (which supports neither `match` nor `except*`), raises UnboundLocalError for
-  code without statements, and leaves a temporary directory behind at each call.
+  interpreter rewrites the code with astor, which supports neither `match` nor `except*`. For code without statements,
+  the interpreter raises UnboundLocalError. Each call leaves a temporary directory behind.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def import_camel() -> ModuleType:
 
 
 def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> Callable[[], Interpreter]:
-    """Return a function that makes a call's interpreter, or always returns `interpreter` if that is an instance."""
+    """Return a function that makes a call's interpreter, or always returns the instance `interpreter`."""
     base = import_camel().BaseInterpreter
     found = _load_interpreter(interpreter) if isinstance(interpreter, str) else interpreter
     if isinstance(found, type) and issubclass(found, base):
@@ -144,7 +144,7 @@ def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Int
 
 
 def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) -> ExecutionResult:
-    """Parse the text that an interpreter returned: stdout, and stderr and exit code if the interpreter marks them."""
+    """Parse the text of an interpreter: stdout, and stderr and exit code if the interpreter marks them."""
     text = str(answer)
     if _is_instance_of(interpreter, "InternalPythonInterpreter"):
         return ExecutionResult("" if text == "None" else text, "", 0)
@@ -215,8 +215,8 @@ class CamelExecutor(LoopExecutor):
     variables, the files, the working directory and the stdin of this process.
 
     Each call gets a new interpreter, without the variables of earlier calls, unless `reuse` is set or an instance was
-    given. An instance of `SubprocessInterpreter` is stateless and is copied for each call; any other instance is used
-    by one call at a time and keeps its state.
+    given. An instance of `SubprocessInterpreter` is stateless and is copied for each call. Any other instance keeps its
+    state, and is used by one call at a time.
 
     Cancelling `run` only stops waiting: camel can't end the code, which runs on to its end or to the interpreter's own
     limit. Only `SubprocessInterpreter` receives the call's limit. If another interpreter does not end the code at the
@@ -237,7 +237,7 @@ class CamelExecutor(LoopExecutor):
 
     Raises:
         ConfigError: camel-ai can't be imported, there is no such interpreter, or an argument is invalid. `run` raises
-            it too, if a function makes an interpreter that would wait on stdin or that needs `max_concurrency=1`.
+            it, too, for a function whose interpreter would wait on stdin or needs `max_concurrency=1`.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class CodeExecutor(Protocol):
     - Whatever the code does, `run` returns an `ExecutionResult` and raises no exception.
     - stdin is empty. Of the caller's environment variables, the code sees at most those for the locale and for the
       folders of shared libraries.
-    - If the backend itself fails, it repeats the call where that is safe, before it reports the failure.
+    - After a failure of its own, the backend first repeats the call, where that is safe.
 
     A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
     memory and isolation), and an async method `start`. `start` is awaited before each episode, and raises an error
@@ -105,8 +105,8 @@ class CodeExecutor(Protocol):
             session: Name of an interpreter that keeps its variables between calls; None for a fresh interpreter.
 
         Raises:
-            ConfigError: `code` is not a string, `timeout_s` is not a positive, finite number, or `session` is not a
-                name, or is given although the backend keeps no sessions.
+            ConfigError: `code` is not a string; `timeout_s` is not a positive, finite number; `session` is not a name;
+                or a `session` is given to a backend without sessions.
             SandboxError: The executor has been closed, or can't be started.
         """
         ...
@@ -164,7 +164,7 @@ def check_positive(**values: object) -> None:
 
 
 def infra_failure(reason: object, *, session_lost: bool = False) -> ExecutionResult:
-    """Return the result of a call that failed because of the executor itself."""
+    """Return the result of a call in which the executor itself failed."""
     return ExecutionResult("", "", None, infra_error=str(reason), session_lost=session_lost)
 
 
@@ -362,7 +362,7 @@ class FairQueue:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """One call that holds a slot or waits for one, with the event loop that it runs on."""
+    """One call that holds a slot or waits for one, with the call's event loop."""
 
     loop: asyncio.AbstractEventLoop
     granted: asyncio.Future[None]

@@ -103,18 +103,19 @@ _MAX_CODE_CHARS: Final = 16_000_000
 class LocalExecutor(CodeExecutor):
     """Executor with a confined process on this machine for each piece of code, or for all pieces of a session.
 
-    The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
-    forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of its own, and
-    limits on time, memory, disk, files, threads and output. With `isolation` "full", the code can read only its own
-    directory, the standard library, the `libraries`, shared objects, locales, time zones and a few devices such as
-    /dev/null, and write only to its directory and these devices. It can't use the network, start programs or processes,
-    signal other processes or raise its limits.
+    The first call (or `start`) starts a supervisor process and a fork server. The fork server keeps the libraries in
+    memory, and forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of
+    its own, and limits on time, memory, disk, files, threads and output.
+
+    With `isolation` "full", the code can read only its own directory, the standard library, the `libraries`, shared
+    objects, locales, time zones and a few devices such as /dev/null. It can write only to its directory and these
+    devices. It can't use the network, start programs or processes, signal other processes or raise its limits.
 
     At the start, probes in a real child test what the kernel enforces. If the kernel enforces less than `isolation`
     demands, the start fails. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
 
-    If the supervisor dies, it is replaced. A stateless call that was running is then repeated once; a call in a session
-    ends with an `infra_error`, because the session is lost, too.
+    If the supervisor dies, it is replaced. A stateless call that was running is then repeated once. Sessions are lost,
+    so a call in a session ends with an `infra_error`.
 
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
@@ -230,7 +231,7 @@ class LocalExecutor(CodeExecutor):
         if self._pid != os.getpid():
             self._reset_process_state()
         called_at = time.monotonic()
-        # the session first, so that no call occupies a slot while it waits for its session
+        # the session first: a call that waits for its session must not occupy a slot
         async with self._session_slot(session), self._queue.slot(self._cancel_orphaned_calls):
             queued_s = time.monotonic() - called_at
             if session is None:
@@ -286,7 +287,7 @@ class LocalExecutor(CodeExecutor):
         supervisor = self._supervisor
         if supervisor is not None and supervisor.is_usable and not self._closed:
             return supervisor
-        # calls that arrive together share one task, so that they don't occupy all threads of the loop's small pool
+        # calls that arrive together share one task: otherwise, they could occupy all threads of the loop's small pool
         loop = asyncio.get_running_loop()
         starting = self._starting.get(loop)
         if starting is None:
@@ -297,7 +298,7 @@ class LocalExecutor(CodeExecutor):
     def _on_start_done(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)
         if not starting.cancelled():
-            starting.exception()  # retrieved, so that asyncio logs nothing if all calls that waited were cancelled
+            starting.exception()  # retrieved: otherwise, asyncio would log it if all waiting calls were cancelled
 
     def _start(self) -> SandboxProcesses:
         with self._lock:

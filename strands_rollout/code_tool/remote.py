@@ -1,9 +1,9 @@
 """The parts that remote backends share: an event loop of their own, and code packed as a self-contained script.
 
-The script is for sandboxes that run plain Python scripts. It brings its own supervisor (`remote_supervisor.py`), so
-that results look like those of the local executor, no matter how the sandbox handles a script's output: the value of a
-last expression is printed, tracebacks show only the code's own frames, the time limit starts with the code, and output
-before a timeout is kept.
+The script is for sandboxes that run plain Python scripts. It brings its own supervisor (`remote_supervisor.py`).
+Results therefore look like those of the local executor, however the sandbox handles a script's output. The value of a
+last expression is printed, and tracebacks show only the code's own frames. The time limit starts with the code, and
+output before a timeout is kept.
 
 `SubprocessExecutor`, the simplest backend, runs that script on this machine, with limits, but with NO isolation.
 """
@@ -52,7 +52,7 @@ class LoopExecutor(executors.StatelessExecutor):
     """Base class of executors with an event loop in a daemon thread; at most `max_concurrency` calls run at once.
 
     The first call starts the thread. With a single loop, a backend needs one connection pool, one semaphore and no
-    lock, however many loops call it; and if a backend blocks its loop briefly, for example to start a process, no other
+    lock, however many loops call it. If a backend blocks its loop briefly, for example to start a process, no other
     loop is blocked. An executor that nobody closed is closed when the interpreter exits.
     """
 
@@ -187,9 +187,9 @@ class RemoteProgram:
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
         """Return the result from the supervisor's report in the script's output; other lines are skipped.
 
-        If there is no report, and the output does not show that the code started, the result has an `infra_error`. If
-        the code started, the result says that it timed out (if `gave_up`) or that its supervisor ended, and has no
-        output of the code.
+        Without a report, the result has an `infra_error` unless the output shows that the code started. If the code
+        started, the result has no output of the code. The result's `killed_by` is then the time limit (if `gave_up`) or
+        the end of the supervisor.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.
@@ -253,9 +253,9 @@ class SubprocessExecutor(LoopExecutor):
     """Executor that runs each piece of code in its own Python process. This is NOT isolation.
 
     The code runs as this process's user: it can read and write that user's files, use the network, signal that user's
-    processes, and leave a daemon behind. It gets a clean environment (no inherited variables, so none of the secrets
-    in them), a private scratch directory as HOME and working directory, an empty stdin, and limits on wall-clock time,
-    memory, file size and output.
+    processes, and leave a daemon behind. It inherits no environment variables, and thus no secrets in them. It gets a
+    private scratch directory as HOME and working directory, and an empty stdin. Wall-clock time, memory, file size and
+    output are limited.
 
     At most `max_concurrency` calls run at once, over all event loops; the others wait. A call's time limit starts with
     its code.

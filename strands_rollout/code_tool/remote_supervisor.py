@@ -11,7 +11,7 @@ the other two end as well:
 - The second, in a process group of its own, watches the code. The end of a pipe tells it that the first has died.
 - The third, in a session of its own, runs the code.
 
-Code that stops the second process gains nothing: when the first dies, the kernel sends SIGHUP and SIGCONT to the
+Code gains nothing by stopping the second process. When the first dies, the kernel sends SIGHUP and SIGCONT to the
 orphaned process group, and the second continues.
 """
 
@@ -83,7 +83,7 @@ def fork_watcher(scratch: str) -> int:
     The parent waits for the child, removes the scratch directory and exits.
 
     Returns:
-        The reading end of a pipe, which reaches its end of file when the parent dies.
+        The reading end of a pipe; the pipe reaches its end of file when the parent dies.
     """
     lifeline, parents_end = os.pipe()
     pid = os.fork()
@@ -125,9 +125,10 @@ def load_module(name: str, source: str) -> ModuleType:
 def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
     """Wait for a byte on the pipe `go`, then prepare this process for the code.
 
-    The process gets an empty stdin, the two pipes as stdout and stderr, no other descriptors, the scratch directory as
-    working directory, HOME and TMPDIR, and the limits on memory and file size. Of its other environment variables, it
-    keeps only the `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the process exits.
+    The process gets an empty stdin, the two pipes as stdout and stderr, and no other descriptors. The scratch directory
+    is its working directory, HOME and TMPDIR. Its memory and the size of its files are limited. Of its other
+    environment variables, it keeps only the `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the
+    process exits.
     """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

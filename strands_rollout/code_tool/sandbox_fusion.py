@@ -8,9 +8,9 @@ sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and
   "run_result", "executor_pod_name", "files"}; each result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
   "execution_time", "return_code", "stdout", "stderr"}, all but the status nullable. "SandboxError" is the server's own
   fault; an unexpected exception is a 500 with {"detail", "traceback"}.
-- The server reads the script's pipes only after the script has ended: a script that prints about 200 KB or more hangs
-  until the time limit, and its output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a whole.
-  Therefore the script prints a small report in ASCII, and the code never writes to the server's pipes.
+- The server reads the script's pipes only after the script has ended. A script that prints about 200 KB or more
+  therefore hangs until the time limit, and its output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a
+  whole. Therefore the script prints a small report in ASCII, and the code never writes to the server's pipes.
 - `stdin` may fail with a SandboxError of its own (verl's issue 4074), so it is not sent.
 - The server's Python is 3.10, and `run_timeout` starts before the interpreter does. With `isolation: none`, the
   default, code can use the network. `memory_limit_MB` has an effect only with that setting, so the script also limits
@@ -88,15 +88,17 @@ class _Server:
 class SandboxFusionExecutor(LoopExecutor):
     """Executor that runs each piece of code on one of several SandboxFusion servers.
 
-    A call goes to the server with the fewest requests in flight. A server that fails is avoided for 5 s, or for up to a
-    minute if it fails repeatedly or asks to wait (Retry-After), and the call is repeated once: on another server, or on
-    the only server if a second attempt may succeed there. A server fails if it can't be reached, gives no answer in
-    time, answers with an HTTP status other than 200, with "SandboxError" or in another format, or does not start the
-    script. Isolation depends on the servers' configuration.
+    A call goes to the server with the fewest requests in flight. A server that fails is avoided for 5 s. If it fails
+    repeatedly or asks to wait (Retry-After), it is avoided for up to a minute. The failed call is repeated once, on
+    another server. If there is only one server, the call is repeated there, but only if this may succeed. Isolation
+    depends on the servers' configuration.
+
+    These are failures of a server: it can't be reached; it gives no answer in time; it answers with an HTTP status
+    other than 200, with "SandboxError" or in another format; it does not start the script.
 
     Cancelling `run` closes the request, which a server does not notice: the code runs on to its end or its time limit.
-    A result's `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's
-    own delays, and a failed first attempt.
+    A result's `queued_s` is the time in which the code did not run. It includes waiting for a slot, the network, the
+    server's own delays, and a failed first attempt.
 
     Args:
         urls: A list with the `http://host:port` of each server, or a string for a single server; a trailing `/run_code`

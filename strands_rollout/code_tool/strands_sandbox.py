@@ -3,9 +3,9 @@
 A sandbox may be a container, a host behind ssh or a cloud runtime. This module relies on the following, from the
 sources of strands-agents 1.51 to 1.62:
 
-- `execute_code_streaming(code, language, timeout=...)` yields `StreamChunk`s and finally an `ExecutionResult`, raises
-  `SandboxTimeoutError` at its timeout (with the partial output in versions after 1.51), and ends the process when the
-  generator is closed.
+- `execute_code_streaming(code, language, timeout=...)` yields `StreamChunk`s and finally an `ExecutionResult`. At its
+  timeout it raises `SandboxTimeoutError`, with the partial output in versions after 1.51. Closing the generator ends
+  the process.
 - The sandboxes of Strands start processes on the running loop and pass the code as one argument of a command, which
   Linux limits to 128 KiB.
 - `execute_streaming`, `execute_code_streaming` and the four file operations are abstract. A missing folder raises
@@ -58,12 +58,12 @@ class StrandsSandboxExecutor(LoopExecutor):
     The sandbox's files outside of the scratch directory have their usual absolute paths.
 
     The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
-    Cancelling `run` closes the sandbox's stream. If the sandbox then kills its processes, as Strands' local sandbox
-    does, the code ends immediately; otherwise, as with `docker exec`, it runs on to its end or its time limit.
+    Cancelling `run` closes the sandbox's stream. Strands' local sandbox then kills its processes, so the code ends
+    immediately. With `docker exec`, for example, the code runs on to its end or its time limit.
 
     Args:
-        sandbox: A `Sandbox`, which the caller owns; or the dotted path of a `Sandbox`, or of a class or function that
-            makes a `Sandbox`. The sandbox must be a POSIX system with Python 3.8 or newer.
+        sandbox: A `Sandbox`; or the dotted path of a `Sandbox`, or of a class or function that makes a `Sandbox`. The
+            caller owns a `Sandbox` that it passes. The sandbox must be a POSIX system with Python 3.8 or newer.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
         max_concurrency: Maximum number of calls that run at once; the others wait.
@@ -224,26 +224,28 @@ else:
 sys.exit(code if code >= 0 else signal_base - code)
 """
 _NO_SHELL: Final = "this sandbox has no shell; it runs Python code only"
-_SHELL_MARGIN_S: Final = 5.0  # extra time, so that a command that reaches its limit does not end the session
+_SHELL_MARGIN_S: Final = 5.0  # extra time: a command at its limit must not end the session
 
 
 class CodeExecutorSandbox(Sandbox):
     """Sandbox that runs Python on a code executor, and shell commands if the executor's code may start programs.
 
-    A call that can't be run (a command if code may start no programs; code in another language than Python, or with
-    `cwd` or `env`) ends with exit code 127 and the reason on stderr. If the executor keeps sessions, all calls share
-    one session: variables are kept, and the file operations, code and commands see the same files under the same paths.
-    Without sessions each call starts a fresh interpreter, and every file operation raises an OSError.
+    A refused call ends with exit code 127 and the reason on stderr. These calls are refused: commands, if code may
+    start no programs; code in another language than Python; code with `cwd` or `env`.
+
+    If the executor keeps sessions, all calls share one session. Variables are kept between calls. The file operations,
+    code and commands see the same files under the same paths. Without sessions each call starts a fresh interpreter,
+    and every file operation raises an OSError.
 
     Leaving the async context ends the session. A function that returns a `CodeExecutorSandbox` can therefore be a
-    resource of an episode: when the episode ends, the sandbox's processes are ended and its files deleted. No tool is
+    resource of an episode. The end of the episode then ends the sandbox's processes and deletes its files. No tool is
     included: add Strands' `shell` and `python_repl`, or the code tool.
 
     Args:
         executor: The executor, which the caller closes.
         session: The session's name, if the executor keeps sessions; None for a random name.
-        max_timeout_s: Maximum time limit of a call in seconds, even if the call asks for more (a model may set a tool's
-            timeout); also the limit of a call that asks for none. None for no maximum; a call that asks for no limit
+        max_timeout_s: Maximum time limit of a call in seconds, even if the call asks for more; a model may set a tool's
+            timeout. A call that asks for no limit has this limit. None for no maximum; a call that asks for no limit
             then has the executor's default limit.
 
     Raises:

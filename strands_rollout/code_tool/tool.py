@@ -140,14 +140,14 @@ def code_tool(
         max_output_chars: Maximum characters of output per call; longer output is cut in the middle with a marker.
         session: Name of an interpreter that all calls share; None for a fresh interpreter per call.
         calls: Totals to add each call to.
-        is_restarted: True if the model has used an earlier session, which this one replaces. The first result then
-            tells the model that variables and files are gone.
+        is_restarted: True if this session replaces one that the model has used. The first result then tells the model
+            that variables and files are gone.
 
     Raises:
         ConfigError: `session` is given, and the executor keeps no sessions.
         SandboxError: Raised by a call of the tool if the executor itself failed. Strands turns a tool's exception into
             an error result for the model and keeps the exception as `AfterToolCallEvent.exception`. Code that drives
-            the agent must check this attribute, because the model did not cause the failure.
+            the agent must check this attribute: the model did not cause the failure.
     """
     spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
     restart_unreported = is_restarted

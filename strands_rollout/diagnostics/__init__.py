@@ -155,8 +155,7 @@ class DoctorOptions:
     @property
     def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        # a name that begins with a lower-case letter is the name of a file in slime's scripts/models, not an id on the
-        # hub, so it gets no owner
+        # a name that begins with a lower-case letter is that of a file in slime's scripts/models, so it gets no owner
         bare = self.model_id.removeprefix("OWNER/")
         name = bare if bare[:1].islower() else self.model_id
         model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {name}"
@@ -176,7 +175,7 @@ class DoctorOptions:
 
 
 def find_repository() -> Path:
-    """Return the checkout that this package is installed from, or the current folder if there is no checkout."""
+    """Return the checkout that this package is installed from; without a checkout, the current folder."""
     root = Path(__file__).parents[2]
     return root if (root / "pyproject.toml").is_file() else Path.cwd()
 
@@ -185,9 +184,12 @@ def find_repository() -> Path:
 class Finding:
     """The result of a check.
 
-    Its status is "error" if a run would fail, or train on something other than intended; "warning" if a run may fail or
-    train on something else, or if something is missing that only some runs need; "skipped" if nothing was checked, or
-    if the problem does not matter on this machine or for the requested isolation; and "ok" otherwise.
+    Its status is one of:
+
+    - "error": a run would fail, or train on something other than intended.
+    - "warning": a run may fail or train on something else, or something is missing that only some runs need.
+    - "skipped": nothing was checked, or the problem does not matter on this machine or for the requested isolation.
+    - "ok": otherwise.
     """
 
     name: str  # the checked part, such as "disk: checkpoints"
@@ -224,7 +226,7 @@ def count_of(number: float, noun: str) -> str:
 
 
 def skipped(name: str, found: str) -> Finding:
-    """Return a finding for something that was not checked, or whose absence does not matter here."""
+    """Return a finding for something unchecked, or for something absent that does not matter here."""
     return Finding(name, "skipped", found)
 
 
@@ -288,8 +290,8 @@ class Check:
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
     """Run all checks and return their findings, in the order of the checks.
 
-    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread.
-    Checks that still run after `timeout_s` seconds, for example because a file system hangs, are abandoned. If a check
+    Each check that waits runs in a thread of its own. The other checks import large packages and share one thread.
+    Checks that still run after `timeout_s` seconds are abandoned; a file system may hang, for example. If a check
     raises, is abandoned, or has not started by then, its finding is an error.
     """
     findings: dict[Check, list[Finding]] = {}
@@ -374,15 +376,15 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
     finally:
         # a process that hangs inside a driver can't be killed, so abandon it
         with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
-            # don't call `poll`: it would reap a program that has ended before its children, and then the kernel could
-            # give the group's id to other processes, which `killpg` would kill
+            # Don't call `poll`: it would reap a program that has ended before its children. The kernel could then give
+            # the group's id to other processes, and `killpg` would kill them.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate(timeout=_KILL_WAIT_S)
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
-    """Return the folders of a package, or the file of a module, that an import would find; empty if none is found."""
+    """Return what an import would find: the folders of a package, or the file of a module; empty if not found."""
     try:
         spec = find_package(name)
     except (ImportError, ValueError):

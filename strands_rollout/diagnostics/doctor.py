@@ -158,8 +158,12 @@ _TRAINING_CHECKS: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray",
 def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
     """Mark warnings about training as skipped on a machine that is not meant for training.
 
-    A machine is meant for training if it has GPUs, if slime is importable or an option or SLIME_DIR names it, or if
-    --training, --gpus above 0 or RAY_ADDRESS is given.
+    A machine is meant for training in any of these cases:
+
+    - It has GPUs.
+    - slime is importable, or an option or SLIME_DIR names a checkout of slime.
+    - --training, --gpus above 0 or RAY_ADDRESS is given.
+
     Warnings about data, a model or Megatron-LM that an option names stay warnings.
     """
     has_gpus = not any(finding.name == "gpus" and finding.status == "warning" for finding in findings)
@@ -178,7 +182,7 @@ def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) 
 
 
 def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_TIMEOUT_S) -> list[Finding]:
-    """Check that SGLang or a router answers, and that SGLang's version, tokenizer and context length fit.
+    """Check that SGLang or a router answers; check SGLang's version, tokenizer and context length.
 
     Of the servers behind a router, only the first healthy server is checked.
     """
@@ -263,8 +267,8 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
 
     Ids that the served model does not have can crash the server.
 
-    Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize; for them, the tokenizer is read
-    from the server's own folder, if that folder is on this machine.
+    Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize. For them, the tokenizer is read
+    from the server's own folder, if the folder is on this machine.
     """
     name, folder = "server tokens", options.tokenizer_dir
     has_tokenizer = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
@@ -351,7 +355,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _package_fault(package: Requirement, version: str | None, *, required: bool) -> Finding | None:
-    """Return the problem of a package; None if there is none, or if an optional package is not installed."""
+    """Return the problem of a package, or None. A missing optional package is no problem."""
     from packaging.version import Version
 
     name, remedy = f"package {package.name}", f"pip install '{package.name}{package.specifier}'"
@@ -385,7 +389,7 @@ def check_strands(_options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_disk(options: DoctorOptions) -> Iterator[Finding]:
-    """Check free space and write permission of the folders that a run writes to, which need not exist yet.
+    """Check free space and write permission of the folders that a run writes to; they need not exist yet.
 
     The needed sizes are those of Qwen3-8B, which has 8.2e9 parameters. The model takes 16.4 GB in bf16, and 16.4 GB
     again after the conversion for Megatron. A save with the optimizer's state takes 115 GB: 14 bytes per parameter, for
@@ -416,7 +420,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_limits(_options: DoctorOptions) -> Iterator[Finding]:
-    """Check the memory (the container's limit, if that is lower), the limit on open files, and the shared memory."""
+    """Check the memory (at most the container's limit), the limit on open files, and the shared memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -441,7 +445,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
     """Check that slime's engines reach their router without a proxy.
 
     This package and slime's rollouts ignore proxy variables. slime's engines do not: they register with `requests`
-    (slime/backends/sglang_utils/sglang_engine.py), which uses a proxy for all hosts that are not in no_proxy.
+    (slime/backends/sglang_utils/sglang_engine.py). `requests` uses a proxy for all hosts that are not in no_proxy.
     """
     env = options.env
     used = ", ".join(name for name in _PROXY_VARIABLES if env.get(name))
@@ -534,7 +538,7 @@ def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_sandbox(options: DoctorOptions) -> Iterator[Finding]:
-    """Start the code sandbox, for code that starts no programs, and check that it enforces the requested isolation."""
+    """Check that the code sandbox starts and enforces the requested isolation for code that starts no programs."""
 
     async def start() -> SandboxReport:
         async with LocalExecutor(isolation="rlimits") as executor:

@@ -6,8 +6,8 @@ that slime makes at its start. The installed parsers are read in a child process
 there, they come from `data/slime_flags.json`, which `scripts/record_flags.py` wrote.
 
 A launch script of this package, or a project's `run_slime.sh`, is run with --dry-run, which prints its command. Other
-scripts are neither run nor parsed, because only a shell knows which arguments they pass on; the error shows how to make
-such a script print its arguments.
+scripts are neither run nor parsed: only a shell knows which arguments they pass on. The error shows how to make such a
+script print its arguments.
 """
 
 import difflib
@@ -69,7 +69,7 @@ class Arguments:
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
-    """Return the arguments that the script's dry run prints; if it has no dry run, the arguments in the file.
+    """Return the arguments that the script's dry run prints; without a dry run, the arguments in the file.
 
     Raises:
         ConfigError: The file can't be read, is a script without a dry run, or has an unclosed quote; or the dry run
@@ -102,8 +102,8 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
     """Return the arguments of `script`; the path "-" stands for stdin, and None for no arguments.
 
     Raises:
-        ConfigError: The file can't be read; the text of stdin, or of a file that is not a script of this package, can't
-            be split into arguments; or the script's dry run fails, or prints no train.py or train_async.py command.
+        ConfigError: The file can't be read; the text of stdin, or of a file without a dry run, can't be split into
+            arguments; the script's dry run fails; or it prints no command with train.py or train_async.py.
     """
     if script is None:
         return Arguments((), "the command line")
@@ -150,7 +150,7 @@ def read_arguments(text: str, source: str) -> Arguments:
 
 
 def _requote_ansi(quoted: re.Match[str]) -> str:
-    r"""Quote text such as $'a\nb', which bash's `printf %q` writes, in a form that shlex can parse."""
+    r"""Quote text such as $'a\nb', written by bash's `printf %q`, in a form that shlex can parse."""
     if quoted["ansi"] is None:
         return quoted[0]
     unescaped = quoted["ansi"].encode().decode("unicode_escape", "replace")  # UTF-8 is escaped byte by byte
@@ -199,7 +199,7 @@ class FlagTable:
         return self._by_name.get(name, [])
 
     def expansions_of(self, name: str) -> list[str]:
-        """Return the names of flags that begin with `name` and whose parser accepts abbreviations."""
+        """Return the names of flags that begin with `name`; only parsers that accept abbreviations count."""
         longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
         return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
 
@@ -307,8 +307,8 @@ def find_slime_checkout(named: Path | None) -> Path | None:
 class FlagFinding:
     """A problem of a flag, of a word after it, or of a word before the first flag.
 
-    The problem is an error if the flag would end the run or make its episodes fail, if the flag or the word would be
-    ignored, or if the flag is abbreviated; else a warning.
+    The problem is an error in these cases: the flag would end the run or make its episodes fail; the flag or the word
+    would be ignored; the flag is abbreviated. Any other problem is a warning.
     """
 
     severity: Literal["error", "warning"]
@@ -431,7 +431,7 @@ def _extra_word_problems(use: _FlagUse, flag: Flag) -> Iterator[str]:
 
 
 def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Return what happens to a flag that is not in the table, and the flag that was likely meant, if any."""
+    """Return what happens to a flag outside of the table, and the flag that was likely meant, if any."""
     if name in table.left_out:
         replacement = _REPLACEMENTS.get(name)
         replacement = replacement if replacement and table.find(replacement) else None
@@ -464,8 +464,8 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
     """Yield findings about numbers of samples, optimizer steps and GPUs that don't fit together.
 
-    Megatron checks at its start that its replicas share a batch evenly. It also does so if slime uses dynamic batch
-    sizes, where the micro batch is 1 (`init_num_microbatches_calculator` in
+    Megatron checks at its start that its replicas share a batch evenly. It does so even with slime's dynamic batch
+    sizes; the micro batch is then 1 (`init_num_microbatches_calculator` in
     slime/backends/megatron_utils/initialize.py).
     """
 

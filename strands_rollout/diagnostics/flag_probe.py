@@ -1,8 +1,8 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
-This file runs in its own process. The process's Python should have SGLang and the packages that Megatron-LM imports,
-but may lack strands_rollout, so nothing is imported from strands_rollout here. slime's argument files are executed
-without their imports from outside the standard library: these imports need Ray and GPU libraries, take minutes, and
+This file runs in its own process. The process's Python should have SGLang and the packages that Megatron-LM imports.
+It may lack strands_rollout, so nothing is imported from strands_rollout here. slime's argument files are executed
+without their imports from outside the standard library. These imports need Ray and GPU libraries, take minutes, and
 affect no flag. If the flags of SGLang, its router or Megatron-LM can't be read, the error is listed under `failed`.
 """
 
@@ -138,10 +138,10 @@ def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str
 
 
 def read_all_flags(slime_dir: Path) -> dict[str, Any]:
-    """Return all flags that this slime's parsers know, and the error of each package whose flags can't be read.
+    """Return all flags that this slime's parsers know, and an error for each package with unreadable flags.
 
-    Also returns SGLang's flags that slime leaves out, the parsers that accept abbreviations, and the versions of SGLang
-    and its router.
+    Also returns the parsers that accept abbreviations, SGLang's flags left out by slime, and the versions of SGLang and
+    its router.
     """
     failed: dict[str, str] = {}
     server = ArgumentsStandIn("sglang", "sglang.srt.server_args", "ServerArgs", failed)

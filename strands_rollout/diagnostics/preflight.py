@@ -69,8 +69,8 @@ def _default_script(options: DoctorOptions) -> Path | None:
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
     """Return the checks of a command, whose arguments are those in `script` (see `read_command`), then `arguments`.
 
-    If there is neither a script nor an argument, the command is that of Qwen3-8B's launch script. In this case, return
-    None if the options name another model, or if Qwen3-8B's launch script is missing.
+    Without a script and arguments, the command is that of Qwen3-8B's launch script. In this case, return None if this
+    script is missing or the options name another model.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -149,7 +149,7 @@ class Preflight:
             yield good("command", f"{self._source}: slime's parsers know all {found.flags} flags")
 
     def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that engines use all GPUs that generate, and that replicas share an optimizer step evenly.
+        """Check that engines use all generating GPUs, and that replicas share an optimizer step evenly.
 
         The second check runs Megatron-LM's own rule; if Megatron-LM can't be run, it checks divisibility.
         """
@@ -279,7 +279,7 @@ class Preflight:
         return max(self.command.context // 2, 1)
 
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:
-        """Check that `--save-interval` is above 0, and that the checkpoints that exist at once fit the free space."""
+        """Check that `--save-interval` is above 0, and that simultaneous checkpoints fit the free space."""
         size, folder = self._size, self.command.text("--save")
         yield from self._check_interval("command: disk", "--save-interval")
         if size is None or folder is None or not self.command.saves:

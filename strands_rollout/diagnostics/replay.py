@@ -233,8 +233,8 @@ async def recorded_gaps(
 
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
-    recorded, if no token precedes the first sampled token, or if the engine refuses the request, as the embedded engine
-    does, or returns no logprobs. Ids must be below `vocab_size`; None skips this check.
+    recorded, or if no token precedes the first sampled token. Also returns None if the engine refuses the request or
+    returns no logprobs. The embedded engine refuses the request. Ids must be below `vocab_size`; None skips this check.
 
     Raises:
         TrajectoryError: An id is outside the vocabulary; nothing was sent.

@@ -4,8 +4,8 @@ A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sam
 reward for `--group-rm`, which takes the samples of a group and returns as many rewards. Any other reward is called
 through `reward_func`, like the setting `reward` of a run. `validate` writes each row's ground truth as a policy would:
 by default as `\boxed{label}` and as the line `Answer: label`. Each form must score at least 1, for each alternative of
-the label. To a reward that reads the facts of an episode, such an answer looks like an episode that answers in its
-first turn and calls no tools.
+the label. A reward may read the facts of an episode. To such a reward, the answer looks like an episode of one turn
+without tool calls.
 """
 
 import asyncio
@@ -89,8 +89,8 @@ class RewardCall:
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
         """Return the reward of each sample, in the samples' order.
 
-        If a call raises, or a call for a group does not return a list with one reward per sample, the reward of each of
-        the call's samples is an exception.
+        If a call raises, the reward of each of the call's samples is an exception. The same holds if a call for a group
+        does not return a list with one reward per sample.
         """
         if self.is_reward_func:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
@@ -268,7 +268,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row that can't be read, has invalid settings or grading, or whose ground truth does not score at least 1."""
+    """A row with a fault: unreadable, invalid settings or grading, or a ground truth that does not score at least 1."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read
@@ -352,7 +352,11 @@ async def run_validate(
 
 
 def _row_fault(row: Row, reward: RewardCall) -> str:
-    """Return why the row is refused, "" if it is not; raise ConfigError if its grading needs a missing library."""
+    """Return why the row is refused; "" if it is not.
+
+    Raises:
+        ConfigError: A library that the row's grading needs is missing.
+    """
     if reason := _row_settings_fault(row, reward.settings):
         return reason
     try:

@@ -1,6 +1,6 @@
 """Checks of the files that a run reads: model, tokenizer, settings file, prompt data sets and `--eval-config`.
 
-Each check imports large packages in its own function, so that an import that fails becomes a finding.
+Each check imports large packages in its own function. An import that fails thus becomes a finding.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the settings are valid, and that the tools, functions and servers that they name can be used.
+    """Check that the settings are valid, and that the tools, functions and servers in them can be used.
 
     The requirements of `episode_workers` and `journal_dir` are checked, too.
     """
@@ -192,9 +192,9 @@ def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Findi
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data or of the checked command, else the data files of the launch scripts.
 
-    A missing data file is an error only if --data or the command names it, or if a training run needs it and --training
-    is given. If the launch scripts' files are checked, the file that EVAL_CONFIG names is checked too; a fault in it is
-    always an error.
+    A missing data file is usually a warning. It is an error if --data or the command names the file. With --training,
+    it is also an error if a training run needs the file. If the launch scripts' files are checked, the file that
+    EVAL_CONFIG names is checked too; a fault in it is always an error.
     """
     if options.data:
         for path in options.data:
@@ -226,7 +226,7 @@ def check_eval_config(path: Path) -> Finding:
 
 
 def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
-    """Check that a data file exists, and that its first rows have usable prompts, and labels if they are needed."""
+    """Check that a data file exists, and that its first rows have usable prompts and all needed labels."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.grading import container_label
     from strands_rollout.template.chat_template import ChatTemplate

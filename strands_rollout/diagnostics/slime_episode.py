@@ -62,7 +62,7 @@ _REMEDY: Final = (
 def check_slime(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Check that an importable `slime` is THUDM's, and that the checkout that a run would use is complete."""
+    """Check that an importable `slime` is THUDM's, and that the run's checkout of slime is complete."""
     packages = diagnostics.package_folders("slime", find_package)
     folder = _find_checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
@@ -82,7 +82,7 @@ def check_slime(
         yield error("slime", found, _CLONE_REMEDY)
         return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _read_text(folder / "setup.py"))
-    # git refuses a checkout that another user owns, as in a container, unless it is marked as safe
+    # marked as safe: otherwise, git refuses a checkout that another user owns, as in a container
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     answer = (
         diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_TIMEOUT_S) if (folder / ".git").exists() else None
@@ -149,7 +149,7 @@ def check_slime_episode(
     find_package: diagnostics.FindPackage = importlib.util.find_spec,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
-    """Check that slime's rollout loop completes an episode; yield nothing if there is no checkout of slime."""
+    """Check that slime's rollout loop completes an episode; without a checkout of slime, yield nothing."""
     checkout = _find_checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return
@@ -187,9 +187,9 @@ def _episode_finding(episode: Json, *, training: bool) -> Finding:
 
 @contextmanager
 def make_importable(checkout: Path) -> Iterator[list[str]]:
-    """Make slime importable until the block ends, with placeholders for cluster packages that are not installed.
+    """Make slime importable during the block, with placeholders for missing cluster packages.
 
-    Yields the names of these packages.
+    Yields the names of the missing packages.
     """
     absent = [package for package in _CLUSTER_MODULES if importlib.util.find_spec(package) is None]
     placeholders = [name for package in absent for name in _CLUSTER_MODULES[package]]
@@ -204,10 +204,10 @@ def make_importable(checkout: Path) -> Iterator[list[str]]:
 
 
 class _Placeholder(ModuleType):
-    """A module in which every name that does not begin with "__" is a decorator that changes nothing."""
+    """A module in which every name without leading "__" is a decorator that changes nothing."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
-    __version__ = "0.3.1"  # a router's version, by which slime up to 0.3.0 chooses the URL that lists the workers
+    __version__ = "0.3.1"  # a router's version; slime up to 0.3.0 chooses the URL of the list of workers by it
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):

@@ -1,8 +1,8 @@
-"""`check-template`: check that a tokenizer's chat template is append-only, so that conversations stay token-exact.
+"""`check-template`: check that a chat template is append-only. Only then do conversations stay token-exact.
 
 Also checks that generation stops at the end of a turn, and that the tool parser reads the template's calls. Each rule
-is checked on a short conversation. Then random episodes are played, if requested: the new tokens of each request must
-equal those that the tokenizer's own `apply_chat_template` gives, and earlier turns must keep their sampled tokens.
+is checked on a short conversation. Then random episodes are played, if requested. The new tokens of each request must
+equal those from the tokenizer's own `apply_chat_template`. Earlier turns must keep their sampled tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The values of a training command, and the sizes that follow from them by arithmetic.
 
-The memory model is a lower estimate for planning, not a measurement: it counts weights, gradients, optimizer state,
-logits, kept activations and the KV cache, and a constant for CUDA and NCCL.
+The memory model is a lower estimate for planning, not a measurement. It counts weights, gradients, optimizer state,
+logits, kept activations, the KV cache, and a constant for CUDA and NCCL.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ModelSize:
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
-        query_groups: Parts into which GPUs can split the KV cache; 1 for latent attention, where each GPU holds the
-            whole cache.
+        query_groups: Parts into which GPUs can split the KV cache. With latent attention, the number is 1: each GPU
+            holds the whole cache.
         cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the model has layers of its own
             (`--spec`).
     """
@@ -108,7 +108,7 @@ class TrainingCommand:
 
     @property
     def is_fully_async(self) -> bool:
-        """True if the rollout function is fully asynchronous, so that episodes continue while the trainer trains."""
+        """True if the rollout function is fully asynchronous: episodes continue while the trainer trains."""
         return "fully_async" in (self.text("--rollout-function-path") or "")
 
     @property
@@ -206,7 +206,7 @@ class TrainingCommand:
 
     @property
     def kept_saves(self) -> int:
-        """Number of saves that exist at once: the newest, the save that it replaces, and those that Megatron retains.
+        """Number of saves that exist at once: the newest, the replaced one, and the retained ones.
 
         Without --save-retain-interval, Megatron retains all saves.
         """
@@ -313,7 +313,7 @@ class EngineCache:
 
     Attributes:
         weights_gb: GB of weights on each GPU of the engine.
-        tokens: Tokens that the cache holds; negative if the weights leave no memory for it.
+        tokens: Capacity of the cache in tokens; negative if the weights leave no memory for the cache.
         parts: Number of parts of the cache. With SGLang's data-parallel attention, each episode uses a single part;
             otherwise, there is one part.
     """

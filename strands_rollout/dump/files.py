@@ -59,7 +59,7 @@ _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Yield each line that is not blank: its number from 1, the line, and whether it is complete.
 
-    The last line is incomplete (has no line end) if a run is still writing it, or was killed while writing it. A
+    A last line without a line end is incomplete: a run is still writing the line, or was killed while writing it. A
     truncated gzip file is read up to its end, without an error.
 
     Raises:
@@ -101,15 +101,16 @@ class UnreadSample:
 def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    An incomplete last line of a file is skipped if it can't be read. In a folder, `.jsonl` and `.jsonl.gz` files whose
-    first line is not a sample are skipped too, unless that line is complete and contains `strands_rollout_dump`.
+    An incomplete last line of a file is skipped if it can't be read. In a folder, `.jsonl` and `.jsonl.gz` files are
+    skipped, too, if their first line is not a sample. If that line is complete and contains `strands_rollout_dump`, the
+    file is not skipped, and the line raises DumpError.
 
     Args:
         path: A dump of this package (`.jsonl`, `.jsonl.gz`), a debug file of slime (any other name), or a folder.
 
     Raises:
-        DumpError: There is no dump, a file can't be read, a line is broken or has a newer version (the message names
-            the line), or slime's file holds no list of samples, or an unsupported object.
+        DumpError: There is no dump; a file can't be read; a line is broken or has a newer version (the message names
+            the line); or slime's file holds no list of samples, or an unsupported object.
     """
     for sample in unread_samples(path):
         if record := sample.read():

@@ -1,10 +1,16 @@
 """A sample of a dump: its conversion to and from a line of JSON, its tokenizer, and its episode's steps and times.
 
-A value that JSON can't express is an object with one key that begins with `$`: `$tuple` (its items), `$bytes` (base64),
-`$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
-lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also for tensors, and with an empty shape for
-a NumPy number), `$image` (base64 of a PNG, for a PIL image) and `$map` (pairs of key and value, for a mapping with keys
-that are not strings or have lone surrogates, or for a mapping that looks like one of these objects).
+A value that JSON can't express becomes an object with one key:
+
+- `$tuple`: the items;
+- `$bytes`: base64;
+- `$float`: "nan", "inf" or "-inf";
+- `$int`: the decimal digits of an integer beyond 64 bits;
+- `$text`: base64 of UTF-8, for a text with lone surrogates;
+- `$array`: dtype, shape, and base64 of the items in C order, also for tensors. For a NumPy number, the shape is empty;
+- `$image`: base64 of a PNG, for a PIL image;
+- `$map`: pairs of key and value, for a mapping with keys that are not strings or have lone surrogates, or with a single
+  key that begins with `$`.
 """
 
 from __future__ import annotations
@@ -46,8 +52,9 @@ def to_json(value: object, where: str) -> Json:
     """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays, mappings as dicts.
 
     Raises:
-        DumpError: The value contains itself, is nested too deeply, or holds something other than plain values, NumPy
-            numbers and booleans, tensors, and PIL images that a PNG can hold; the message names `where`.
+        DumpError: The value contains itself, is nested too deeply, or holds an unsupported object. Supported are plain
+            values, NumPy arrays and scalars (numbers, booleans), tensors, and PIL images that a PNG can hold. The
+            message names `where`.
     """
     try:
         return _encode(value)
@@ -326,7 +333,7 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a dump record was not written with the tokenizer of `texts`, which messages call `name`.
+    """Raise ConfigError if a dump record was not written with the tokenizer of `texts`, called `name` in messages.
 
     The tokenizer must have at least nine tenths of the record's ids. If the record has a fingerprint or texts of ids,
     they must equal the tokenizer's.

@@ -1,7 +1,7 @@
 """Print to a terminal: texts of models and users safely, transcripts of samples, progress, and the next command.
 
-Terminal control characters are replaced by visible symbols. In a transcript, adjacent tokens of one kind form a block;
-its first line begins with the kind as a word, so that the kind can be read without colors.
+Terminal control characters are replaced by visible symbols. In a transcript, adjacent tokens of one kind form a block.
+The first line of a block begins with the kind as a word, so the kind can be read without colors.
 """
 
 import os
@@ -91,7 +91,7 @@ def counter(description: str, total: int | None = None) -> Iterator[Callable[[in
 
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
-    """Return a bar that counts steps; it shows nothing if the console is not a terminal."""
+    """Return a bar that counts steps; without a terminal, the bar shows nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     if not console.is_interactive:  # a quiet console, since rich before 15 prints an empty line after a disabled bar
         return Progress(*columns, console=Console(quiet=True), disable=True)
@@ -111,7 +111,8 @@ _GUTTER_WIDTH: Final = max(map(len, _TOKEN_KINDS))
 def runs_by_kind(sample: SampleLike) -> list[tuple[str, list[int]]]:
     """Return a sample's tokens in order, split where their kind changes: pairs of kind and ids.
 
-    A sample that is not trained has "untrained" tokens if its facts don't distinguish sampled tokens from context.
+    A sample that is not trained may lack the facts for telling sampled tokens from context. Then the tokens of its
+    response with a loss mask of 0 are "untrained".
     """
     prompt_length = len(sample.tokens) - sample.response_length
     bounds = FinishedSample(sample, facts_of(sample)).turn_bounds

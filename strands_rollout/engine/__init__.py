@@ -142,12 +142,12 @@ def serve(
     routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> None:
-    """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s of the signal, the process is killed.
+    """Serve an engine until SIGINT or SIGTERM; a process that still runs 4 s after the signal is killed.
 
-    This function sets the process's thread switch interval. It also sets environment variables that limit BLAS to one
-    thread, unless they are set already. The variables have no effect if NumPy was imported before.
+    This function sets the process's thread switch interval. It also limits BLAS to one thread by environment variables;
+    variables that are set already stay. The variables have no effect if NumPy was imported before.
 
-    `on_ready` is called with the base URL when requests are accepted; if it is None, the URL is logged. For the other
+    `on_ready` is called with the base URL when requests are accepted. By default, the URL is logged. For the other
     arguments and for errors, see `running_engine`.
     """
     # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
@@ -171,7 +171,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
         signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
-    # Not the loop's own signal handlers, which would not run while the loop is blocked.
+    # The loop's own signal handlers would not run while the loop is blocked.
     earlier = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         async with running as base_url:
@@ -199,8 +199,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own, so that Ctrl-C reaches only this process, which lets its samples end before it stops the
-        # engine
+        # a session of its own: Ctrl-C reaches only this process, not the engine. This process lets its samples end
+        # before it stops the engine
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
@@ -213,12 +213,12 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
 
 
 def print_ready(base_url: str) -> None:
-    """Print the base URL as a line of JSON, which tells a parent process that requests are accepted."""
+    """Print the base URL as a line of JSON; the line tells a parent process that requests are accepted."""
     print(json.dumps({"base_url": base_url}), flush=True)
 
 
 def stop_with_stdin() -> None:
-    """Start a thread that sends SIGTERM to this process when stdin closes, so that the process ends with its parent."""
+    """End this process with its parent: start a thread that sends SIGTERM when stdin closes."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -69,7 +69,7 @@ class EngineWorker:
             _mark_crashed(generation)
 
     def post(self, action: Callable[[Scheduler], object]) -> bool:
-        """Queue `action`, which runs on the scheduler before its next step; return False if the worker is dead."""
+        """Queue `action` for the scheduler to run before its next step; return False if the worker is dead."""
         with self._wake:
             if self._running:
                 self._actions.append(action)
@@ -153,9 +153,9 @@ class Engine:
 
     Attributes:
         model_path: Folder of the weights of the last successful update; at first the model's folder.
-        weight_version: Version that the last successful update or renaming set; "default" at first. If an update
-            changes the weights but can't empty the cache, `weight_version` is not changed, as in SGLang; but finished
-            generations report the version that sampled them.
+        weight_version: Version that the last successful update or renaming set; "default" at first. If an update can't
+            empty the cache, the new weights are used, but `weight_version` stays, as in SGLang. Finished generations
+            report the version that sampled them.
         is_paused: True between `pause` and `resume`; new generations wait until `resume`.
     """
 
@@ -194,7 +194,7 @@ class Engine:
         return last
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[GenerationOutput]:
-        """Run one generation; yield its output when it has ended and, if the request streams, whenever it has grown.
+        """Run one generation; yield its output at the end and, for a streaming request, whenever it has grown.
 
         Raises:
             RequestRefusedError: A request with this rid is in flight.
@@ -221,9 +221,10 @@ class Engine:
                 self.worker.post(lambda scheduler: scheduler.cancel(generation))
 
     def abort(self, rid: str | None) -> None:
-        """Abort the generations whose rid begins with `rid`, if `rid` itself is in flight; None aborts all generations.
+        """Abort all generations (None), or those whose rid begins with `rid`.
 
-        See `Scheduler.abort`. Generations held back by a pause or an update keep waiting.
+        If no generation in flight has exactly this `rid`, nothing is aborted. See `Scheduler.abort`. Generations held
+        back by a pause or an update keep waiting.
         """
         if rid is None or rid in self._in_flight:
             self.worker.post(lambda scheduler: scheduler.abort(rid))
@@ -239,16 +240,16 @@ class Engine:
         await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
-        """Load the weights of a folder, whose model must have the same shape; if `flush`, empty the prefix cache.
+        """Load the weights of a folder with a model of the same shape; if `flush`, empty the prefix cache.
 
         If `version` is None, the old version stays.
 
-        Unless the engine is paused, this waits until all generations in flight have ended; new generations are held
-        back until then.
+        The update waits until all running and queued generations have ended. Meanwhile, new generations are held back.
+        If the engine is paused, the update does not wait.
 
         Returns:
-            False if the cache could not be emptied, because generations are in flight (paused in place). The new
-            weights are used nevertheless, but `weight_version` and `model_path` are not changed.
+            False if the cache could not be emptied: generations are paused in place. The new weights are used
+            nevertheless, but `weight_version` and `model_path` are not changed.
 
         Raises:
             ConfigError: The new weights can't be used; the old weights stay.

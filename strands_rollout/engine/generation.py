@@ -1,7 +1,7 @@
 """Generations in flight, the batch that decodes them, sampling, and the response of SGLang's /generate (0.5.23).
 
-A `DecodeBatch` keeps its generations in arrays, row i for generation i. A step works on whole arrays; Python code runs
-for a single generation only if that generation ends, streams, or has stop strings or penalties.
+A `DecodeBatch` keeps its generations in arrays, row i for generation i. A step works on whole arrays. Python code for a
+single generation runs only in these cases: the generation ends, streams, or has stop strings or penalties.
 
 `TextCodec` encodes and decodes text with a model folder's tokenizer, without transformers.
 """
@@ -75,7 +75,7 @@ def read_text_codec(folder: Path) -> TextCodec:
 
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
-"""Finish reason of a generation that was aborted while it was queued, held back or prefilled."""
+"""Finish reason of a generation aborted while queued, held back or prefilled."""
 # If a request does not stream, SGLang's scheduler sends its tokens to the front end in batches of this size
 # (SGLANG_FORCE_STREAM_INTERVAL).
 _FRONT_END_INTERVAL_TOKENS = 50
@@ -97,7 +97,7 @@ class GenerationOutput:
         output_logprobs: Log probabilities of `output_ids`, of the same length.
         cached_tokens: Number of prompt tokens found in the prefix cache; 0 if the generation never ran.
         retractions: How often a pause moved the generation back to the queue.
-        weight_version: Version that sampled the last token; until the generation finishes, the engine's version.
+        weight_version: Version that sampled the last token. Before the generation finishes, the engine's version.
         weight_spans: The output tokens by version; complete once the generation has finished.
         finish: SGLang's finish_reason object; None until the generation finishes.
     """
@@ -113,7 +113,7 @@ class GenerationOutput:
 
     @property
     def ended_in_queue(self) -> bool:
-        """True if the generation was aborted while it was queued, held back or prefilled."""
+        """True if the generation was aborted while queued, held back or prefilled."""
         return self.finish == ABORTED_IN_QUEUE
 
 
@@ -156,7 +156,7 @@ class InFlightGeneration:
     def drop_unsent_tokens(self) -> None:
         """Drop tokens that SGLang's scheduler would not have sent to its front end yet.
 
-        A request that is aborted in the queue gets only the tokens that the front end has.
+        A request that is aborted in the queue gets only the front end's tokens.
         """
         if self.request.stream:
             return
@@ -188,7 +188,7 @@ def length_finish(length: int) -> dict[str, Any]:
 
 
 def abort_finish() -> dict[str, Any]:
-    """Return the finish reason of a generation that was aborted while it ran."""
+    """Return the finish reason of a generation aborted while running."""
     return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
@@ -356,9 +356,11 @@ def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
     """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return all weights.
 
-    Each of the three is applied to the whole distribution, as in SGLang: a token stays if fewer than top-k tokens are
-    ranked before it, if the tokens before it have a total probability of at most top-p, and if its own probability is
-    at least min-p times the greatest probability.
+    Each of the three is applied to the whole distribution, as in SGLang. A token stays if all of this is true:
+
+    - fewer than top-k tokens are ranked before it;
+    - the tokens before it have a total probability of at most top-p;
+    - its own probability is at least min-p times the greatest probability.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)

@@ -51,12 +51,12 @@ def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
 
 
 def _refuse_foreign_pages(host: str) -> Middleware:
-    """Return middleware that refuses requests that a browser sends for a page of another site.
+    """Return middleware that refuses browser requests from pages of another site.
 
     Requests from pages of another origin are always refused. If `host` is a loopback address, the Host header must name
     this machine: otherwise another site could point its own name here (DNS rebinding). The port may differ, as behind a
-    tunnel. If `host` is another address, programs may use any name of the server, but browsers must use its address,
-    since another site could point its own name at the server.
+    tunnel. If `host` is another address, programs may use any name of the server. Browsers must use the server's
+    address: another site could point its own name at the server.
     """
     is_local = host in _LOCAL_NAMES or (_is_address(host) and ip_address(host).is_loopback)
     names = {*_LOCAL_NAMES, host.lower(), f"[{host.lower()}]"}

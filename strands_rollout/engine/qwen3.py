@@ -397,10 +397,10 @@ _TRIED_HEADS = 2
 _TRIED_LENGTH = 2048
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
-# A token's attention is bit for bit the same in any batch and chunk, so that a seed samples the same tokens whatever
-# else runs. Since BLAS orders its sums by the shapes of the operands, each token has its own matrix products (unless
-# `find_tokens_per_product` finds that shared products have the same bits). A product extends over a run of tokens that
-# ends at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
+# A token's attention is bit for bit the same in any batch and chunk, so a seed samples the same tokens whatever else
+# runs. BLAS orders its sums by the shapes of the operands. So each token has its own matrix products, unless
+# `find_tokens_per_product` finds shared products with the same bits. A product extends over a run of tokens that ends
+# at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
@@ -459,7 +459,7 @@ class KvRows:
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
     def reserve(self, tokens: int) -> None:
-        """Grow the capacity, if needed, so that each sequence can have `tokens` tokens."""
+        """Grow the capacity, if needed, to hold `tokens` tokens of each sequence."""
         if tokens <= self._capacity:
             return
         old = self._capacity

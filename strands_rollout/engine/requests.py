@@ -22,8 +22,8 @@ MAX_GENERATIONS = 1024
 # _PROMPT_RESERVE.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
-# Hardly any text has more characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is
-# probably too long, so only that many characters from its beginning are encoded at first.
+# Hardly any text has more characters per token. At first, only _CHARS_PER_TOKEN * context_length characters from the
+# beginning of a text are encoded: a longer text probably exceeds the context.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -101,7 +101,7 @@ class SamplingParams:
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
     """Turn the JSON object `sampling_params` of a request into checked parameters.
 
-    A null means the default, except for `max_new_tokens`, where it means that only the context limits the output.
+    A null means the default. For `max_new_tokens`, a null means that only the context limits the output.
 
     Raises:
         ContractError: A name is unknown, or a type is wrong.

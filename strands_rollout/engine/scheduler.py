@@ -60,9 +60,10 @@ class PrefixCache:
         return [node.block[..., :count] for node, count in self._walk(tokens)]
 
     def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
-        """Add `tokens`, a whole sequence from position 0, unless it exceeds the capacity; evict other runs if needed.
+        """Add `tokens`, a whole sequence from position 0; evict other runs if needed.
 
-        `copy_out` returns the block of tokens start..stop-1; it is called at most once, for the tokens not cached yet.
+        A sequence that exceeds the capacity is not added. `copy_out` returns the block of tokens start..stop-1; it is
+        called at most once, for the tokens not cached yet.
         """
         path = self._walk(tokens)
         known = sum(count for _, count in path)
@@ -98,7 +99,7 @@ class PrefixCache:
         return path
 
     def _split(self, node: _CacheNode, count: int) -> _CacheNode:
-        # Copies, since views would keep the whole block in memory even if one part is evicted.
+        # Copies: views would keep the whole block in memory, even after one part is evicted.
         upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
@@ -203,7 +204,10 @@ class Scheduler:
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` now if paused, else when no generation runs or is queued; hold back new requests until then."""
+        """Run `action` once no generation runs or is queued; while paused, run it now.
+
+        Until `action` has run, new requests are held back.
+        """
         if self.paused:
             action(self)
             return
@@ -220,7 +224,7 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        "abort" ends running and queued generations: those that decode keep all of their output, the others keep the
+        "abort" ends running and queued generations. Decoding generations keep all of their output; the others keep the
         tokens that SGLang would have sent (see `drop_unsent_tokens`). "retract" moves running generations to the end of
         the queue; they are prefilled again with their output. "in_place" freezes them.
         """
@@ -348,7 +352,7 @@ class Scheduler:
         if self._aborted:
             last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._aborted]
             endings |= dict.fromkeys(last, abort_finish())
-        # In descending order, since the batch's last row moves into the gap, and must not be a row that has yet to end.
+        # In descending order: the batch's last row moves into the gap, and a row that has yet to end must not move.
         for row in sorted(endings, reverse=True):
             self._end_row(row, endings[row])
 
@@ -381,6 +385,6 @@ class Scheduler:
     def _finish(self, generation: InFlightGeneration, finish: dict[str, Any]) -> None:
         self._aborted.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
-        # Set last, since other threads read `finish` as the sign that the generation is complete.
+        # Set last: other threads read `finish` as the sign that the generation is complete.
         generation.finish = finish
         generation.notify()

@@ -2,8 +2,8 @@
 
 `data_prep/reasoning_gym.py` writes the rows; `reasoning_gym_row` is their format. Needs the extra `reasoning-gym`.
 
-The scorers run in the code tool's sandbox: several of them, such as those of `n_queens` and `countdown`, evaluate the
-policy's answer as Python, and this code could otherwise do anything in the process that scores.
+The scorers run in the code tool's sandbox. Several scorers, such as those of `n_queens` and `countdown`, evaluate the
+policy's answer as Python. Without the sandbox, this code could do anything in the process that scores.
 """
 
 import functools
@@ -61,8 +61,9 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
         sample: An episode of a row as `reasoning_gym_row` returns it.
 
     Returns:
-        `score`; `acc`, which is 1.0 for the full score, else 0.0; and `pred`, the answer. The score is 0 if there is no
-        answer, or if the scorer raises an error on it, exceeds `SCORE_TIMEOUT_S`, or is killed by the sandbox.
+        `score`; `acc`, which is 1.0 for the full score, else 0.0; and `pred`, the answer. Without an answer, the score
+        is 0. It is also 0 if the scorer raises an error on the answer, exceeds `SCORE_TIMEOUT_S`, or is killed by the
+        sandbox.
 
     Raises:
         ConfigError: reasoning-gym isn't installed.

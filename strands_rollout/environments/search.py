@@ -1,8 +1,7 @@
 """A search tool: `tools: [strands_rollout.environments.search.search]`.
 
-The tool queries a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process, which needs the
-extra `search`.
-`configs/search.yaml` uses this tool. For other options, make a tool in a file of your own:
+The tool queries a retrieval server with Search-R1's protocol, or a BM25 index in this process. The index needs the
+extra `search`. `configs/search.yaml` uses this tool. For other options, make a tool in a file of your own:
 
     from strands_rollout.environments.search import search_tool
 
@@ -88,12 +87,13 @@ def search_tool(
         max_passage_chars: Maximum characters of a passage; longer passages are cut.
         timeout_s: Limit in seconds on connecting, and on each write and each read of a request (httpx's `Timeout`).
         patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
-            infrastructure fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus
+            infrastructure fault. The policy never sees this fault. `tool_timeout_s` must exceed `timeout_s` plus
             `patience_s`.
 
     Raises:
-        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, the corpus is not a file, or a corpus is
-            given without the extra `search`. The first call raises it if the corpus is empty or can't be parsed.
+        ConfigError: Both a URL and a corpus are given; `top_k` is less than 1; the corpus is not a file; or a corpus
+            needs the extra `search`, which isn't installed. The first call raises it if the corpus is empty or can't be
+            parsed.
     """
     if url is not None and corpus is not None:
         shown = mask_text(url)
@@ -131,8 +131,8 @@ def _format_passage(number: int, passage: Passage, max_chars: int) -> str:
 class _RetrievalServer:
     """A client of a retrieval server.
 
-    A query is sent immediately, unless `_MAX_REQUESTS` requests of its event loop are running. Queries that have to
-    wait are later sent together in one request, since a dense retriever answers many queries in the time of one.
+    A query is sent immediately, unless `_MAX_REQUESTS` requests of its event loop are running. Then queries wait, and
+    are sent together in one request: a dense retriever answers many queries in the time of one.
     """
 
     def __init__(self, url: str, top_k: int, timeout_s: float, policy: RetryPolicy) -> None:

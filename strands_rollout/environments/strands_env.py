@@ -56,8 +56,8 @@ class StrandsEnvironment:
 
     Args:
         task: The episode's task, which becomes a `Task` of the environment's `task_cls`.
-        factory: Path (see `user_code.resolve`) of a hook file (a module with `create_env_factory`), of a function like
-            `create_env_factory`, of a function that returns an environment, or of an environment class.
+        factory: Path (see `user_code.resolve`). It leads to a hook file (a module with `create_env_factory`), a
+            function like `create_env_factory`, a function that returns an environment, or an environment class.
         config: Keyword arguments of the factory, or the path of a YAML or JSON file with them; None for no arguments.
 
     Raises:
@@ -141,7 +141,7 @@ class StrandsEnvironment:
         return environment
 
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
-        """Return the environment that `create`, or the factory that `create` returns, makes for this episode.
+        """Return the environment for this episode, made by `create` or by the factory that `create` returns.
 
         If `create` returns a factory, `create` is called once per event loop, path, policy URL and configuration;
         otherwise once per episode.
@@ -170,8 +170,8 @@ class StrandsEnvironment:
     def _arguments(self, create: Callable[..., Any], model: SGLangModel) -> list[dict[str, Any]]:
         """Return the positional arguments: the policy as strands-env's model configuration, or none.
 
-        A function gets the configuration if it has a positional parameter that has no default and that no keyword
-        argument sets.
+        A function gets the configuration if it has a positional parameter without a default. Parameters that a keyword
+        argument sets don't count.
         """
         named = [
             parameter

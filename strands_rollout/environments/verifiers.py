@@ -1,7 +1,7 @@
 """Environments of the library `verifiers` (v1), played unchanged: set `agent_program` to the path of `play`.
 
 The setting `environment_config` names the environment's TOML file. A row names a task of a taskset. verifiers runs the
-episode: one of its harnesses plays the task in a runtime, with the environment's tools and simulated user, and the
+episode. One of its harnesses plays the task in a runtime, with the environment's tools and simulated user. The
 environment's rewards score the trace. A seat is an agent of the environment. If the policy is the model of a seat, the
 model calls of this seat go to the episode's endpoint, which records the exact tokens.
 """

@@ -52,7 +52,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark with this name; raise a ConfigError that lists the names if there is none."""
+    """Return the benchmark with this name; for an unknown name, raise a ConfigError that lists the names."""
     if name not in BENCHMARKS:
         raise ConfigError(f"got the benchmark {name!r}; expected one of {', '.join(BENCHMARKS)}")
     return BENCHMARKS[name]

@@ -1,8 +1,8 @@
 """The plan of an evaluation: its data sets, the sampling of each problem, and each sample's seed.
 
 A data set comes from a file, from the hub, or from an entry of slime's `--eval-config` file. That file is read as slime
-0.3 reads it (slime/utils/eval_config.py), but keys that can't be supported are refused, and keys without a meaning here
-are ignored with a note.
+0.3 reads it (slime/utils/eval_config.py), with two differences. Unsupported keys are refused, and keys without a
+meaning here are ignored with a note.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DataFile:
 
     Attributes:
         start: The rows from `start` to `stop` are selected, as in a Python slice.
-        label_key: The key of the label. None stands for "label", which rows may lack if the reward needs no labels.
+        label_key: The key of the label. None stands for "label"; then rows may lack a label if the reward needs none.
     """
 
     name: str
@@ -91,11 +91,11 @@ class EvalSet:
         template_kwargs: Mapping[str, Any] | None = None,
         needs_labels: bool = True,
     ) -> EvalSet:
-        """Read at most `limit` problems of a data file; if `needs_labels`, require labels that an answer can equal.
+        """Read at most `limit` problems of a data file; `needs_labels` requires labels that an answer can equal.
 
         Raises:
-            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer, or
-                has no label that an answer can equal although labels are required.
+            PromptError: The file can't be read; an agent can't answer the prompt of a selected row; or, with
+                `needs_labels`, no answer can equal the label of a selected row.
             ConfigError: No row is selected.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
@@ -180,7 +180,7 @@ class EvalSet:
                 raise PromptError(f"{self.file.path}:{row.line}: {e}") from e
 
     def check_settings(self, settings: RolloutSettings) -> None:
-        """Raise ConfigError, which names the line, if a row's own settings don't fit the run's settings."""
+        """Raise ConfigError if a row's own settings don't fit the run's settings; the message names the line."""
         for row in self.rows:
             try:
                 with_row_settings(settings, row.metadata)
@@ -301,13 +301,13 @@ def read_eval_config(
     """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
     As in slime, an entry's own key takes precedence over `eval.defaults`, and `eval.defaults` over `default`. Prompts
-    are read from the key "prompt" unless `input_key` names another key, and labels from "label" unless `label_key`
-    does. `on_note` receives a sentence for each ignored key.
+    are read from the key "prompt", or from the key in `input_key`. Labels are read from "label", or from the key in
+    `label_key`. `on_note` receives a sentence for each ignored key.
 
     Raises:
-        ConfigError: The file can't be read or names no data set, two data sets have the same name, a key is unknown
-            (the message names the nearest known key) or not supported, a value is invalid, a data file is neither
-            .jsonl nor .parquet, or a selection has no rows.
+        ConfigError: The file can't be read or names no data set; two data sets have the same name; a key is not
+            supported, or unknown (the message names the nearest known key); a value is invalid; a data file is neither
+            .jsonl nor .parquet; or a selection has no rows.
         PromptError: A data file can't be used.
     """
     content = _read_config(path)
@@ -373,8 +373,8 @@ def load_sets(
     else 16.
 
     Raises:
-        ConfigError: Two options exclude each other, no data set is named, two have the same name, a selection has no
-            rows, or the protocol or the `--eval-config` file can't be used.
+        ConfigError: Two options exclude each other; no data set is named, or two have the same name; a selection has no
+            rows; or the protocol or the `--eval-config` file can't be used.
         PromptError: A data file can't be used.
     """
     if options.eval_config is not None:

@@ -1,11 +1,14 @@
-"""Protocols: the conditions under which a benchmark's numbers are measured, so that they can be compared.
+"""Protocols: the conditions of a benchmark's measurement, which make its numbers comparable.
 
 A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different
 protocols are never mixed: in results and reports, the name of a data set includes the protocol's name.
 
-Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
-lengths and the number of samples; Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices) for the texts
-that are appended to prompts, and for the maximum length in math competitions that the Technical Report does not cover.
+Sources of "qwen3":
+
+- Qwen3 Technical Report (arXiv:2505.09388), section 4.6: the sampling parameters, the maximum lengths and the number of
+  samples;
+- Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices): the texts that are appended to prompts. Also the
+  maximum length in math competitions that the Technical Report does not cover.
 """
 
 from __future__ import annotations
@@ -179,7 +182,7 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = {
 
 
 def find_protocol(name: str) -> Protocol:
-    """Return the protocol with this name; raise a ConfigError that lists the names if there is none."""
+    """Return the protocol with this name; for an unknown name, raise a ConfigError that lists the names."""
     if name not in PROTOCOLS:
         raise ConfigError(f"got --protocol {name!r}; expected one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
@@ -204,7 +207,7 @@ class Measurement:
 
     @property
     def comparability(self) -> str:
-        """A text that names the published numbers with which the result may be compared, or says why it may not."""
+        """A text with the published numbers that are comparable with the result, or with the reason why none are."""
         name = self.benchmark.name if self.benchmark else None
         published = self.protocol.published.get(name or "")
         if self.changes:

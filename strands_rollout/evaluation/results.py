@@ -45,7 +45,7 @@ _DIGITS: Final = 6  # decimal places of shares and means in the report
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts", "instructions"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
-"""Statuses of samples that measure the policy; any other status means that the sample was aborted or failed."""
+"""Statuses of samples that measure the policy; samples with any other status were aborted or failed."""
 
 
 def run_identity(
@@ -183,11 +183,11 @@ class ResultsFile:
     """The file `results.jsonl` of a run, opened by a single process. A context manager.
 
     Attributes:
-        dropped_bytes: Bytes of an incomplete last line that was dropped when the file was opened; 0 if there was none.
+        dropped_bytes: Bytes of an incomplete last line, dropped when the file was opened; 0 if there was none.
 
     Raises:
-        ConfigError: The folder belongs to another run (the message names the differences), is in use or can't be
-            written to, or has results but no `run.json` that can be read.
+        ConfigError: The folder belongs to another run (the message names the differences); is in use or can't be
+            written to; or has results, but no readable `run.json`.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -243,7 +243,7 @@ class ResultsFile:
         return SampleResult.from_line(line)
 
     def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
-        """Write the run's identity into the folder; if the folder has results, only check that they are this run's.
+        """Write the run's identity into a folder without results; else check that the results are this run's.
 
         Raises:
             ConfigError: The results belong to another run, or the file that identifies their run is missing or can't be
@@ -275,9 +275,9 @@ def accuracy_of(
     """Return the accuracy over all samples, its standard error, and its 95% interval within 0 and 1.
 
     Samples of a problem are correlated, so the standard error is clustered by problem. With accuracy p, and c correct
-    of n samples for each of m problems, it is sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the
-    standard error of the mean of the problems' accuracies. The interval is p +- t * standard error, with Student's t of
-    m - 1 degrees of freedom.
+    of n samples for each of m problems, the standard error is sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n). For
+    equal n, this is the standard error of the mean of the problems' accuracies. The interval is p +- t * standard
+    error, with Student's t of m - 1 degrees of freedom.
 
     Args:
         counts: c and n of each problem; problems without samples are left out.
@@ -317,8 +317,8 @@ def t_quantile(degrees: int) -> float:
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
     """Return the mean of pass@k over the problems with at least k samples; None if there are no such problems.
 
-    pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct sample:
-    1 - C(n - c, k) / C(n, k) for c correct of n samples. `counts` holds c and n of each problem.
+    pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct sample. For c
+    correct of n samples, pass@k is 1 - C(n - c, k) / C(n, k). `counts` holds c and n of each problem.
     """
     passed = [1.0 - math.comb(total - right, k) / math.comb(total, k) for right, total in counts if total >= k]
     return math.fsum(passed) / len(passed) if passed else None
@@ -331,8 +331,8 @@ def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
     equal count as one answer, such as 1/2 and 0.5; so do all correct answers. Samples without an answer don't vote.
 
     Returns:
-        The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right answer won, 1/n
-        in a tie of n answers that includes the right answer, else 0.0.
+        The answers with most votes, each in its most frequent notation, and the score. The score is 1.0 if the right
+        answer won, 1/n in a tie of n answers that includes the right answer, else 0.0.
     """
     cast = [(answer, is_right) for answer, is_right in votes if has_answer(answer)]
     right = Counter(answer for answer, is_right in cast if is_right)

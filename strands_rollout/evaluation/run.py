@@ -178,7 +178,7 @@ class EvaluationSession:
 
     Attributes:
         results: The last result of each sample, including those of earlier sessions.
-        remaining: The keys of the samples that had no score when the session began, in the order of the data sets.
+        remaining: The keys of the samples without a score at the start of the session, in the order of the data sets.
         stopped: The reason why the session ended before all samples were played; None if it did not.
 
     Raises:
@@ -326,8 +326,8 @@ async def run_samples(
 ) -> str | None:
     """Call `run` once with each key in turn, `concurrency` at a time; stop after many consecutive failures.
 
-    The limit is 8 consecutive failures for the same reason, or `concurrency` if that is more, so that an outage that
-    fails only some of the running samples does not end the run.
+    The limit is `concurrency` consecutive failures for the same reason, but at least 8. So an outage that fails only
+    some of the running samples does not end the run.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
@@ -414,7 +414,7 @@ async def _demo(options: DemoOptions) -> Summary:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise ConfigError if no dump can be written to a folder, which need not exist."""
+    """Raise ConfigError if no dump can be written to a folder; the folder need not exist."""
     existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(f"{existing} is not a writable folder; choose another folder with --dump")

@@ -39,7 +39,7 @@ class ProtocolSet:
 
     Attributes:
         name: Name with the protocol, and with `+modified` if the conditions differ from the protocol's.
-        rows: Rows as JSON objects; empty if the file does not exist, which only a dry run allows.
+        rows: Rows as JSON objects. In a dry run, the file need not exist; then there are no rows.
     """
 
     name: str
@@ -69,8 +69,8 @@ def protocol_set(
     """Return a data set under a protocol.
 
     Args:
-        name: Name of the data set. The protocol's sampling for a benchmark is used if this is the benchmark's name, or
-            if all rows name the benchmark in their metadata.
+        name: Name of the data set. The name of a benchmark selects the protocol's sampling for that benchmark. For
+            another name, the rows select the benchmark if all of them name it in their metadata.
         path: File of the data set. If it does not exist, the result has no rows.
         protocol: The protocol.
         settings: Settings of the training run. The protocol replaces only settings that a row can have.
@@ -148,7 +148,8 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     Args:
         sets: The data sets.
         prompt_tokens: Maximum tokens of a prompt.
-        model: Folder of the model. Nothing is checked if it is None, or if its `config.json` has no context length.
+        model: Folder of the model. Without a folder, or without a context length in its `config.json`, nothing is
+            checked.
 
     Raises:
         ConfigError: The model's context is shorter than the longest response and prompt together.
@@ -173,8 +174,8 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
 def files_folder(sets: Sequence[ProtocolSet], out: Path) -> Path:
     """Return the folder in `out` for the files of these sets.
 
-    Its name is a hash of their content, because slime reads the files long after they are written: another job, with
-    other samples or problems, must not replace them.
+    The folder's name is a hash of the files' content. slime reads the files long after they are written, and another
+    job, with other samples or problems, must not replace them.
     """
     content = [[each.entry(out), list(each.rows)] for each in sets]
     return out / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
 """The command `try`: play a row through `generate` and `reward_func`, and print the transcript as it grows.
 
 Start reading at `run_try`. If a script, a person or an OpenAI-compatible API plays the policy, a local server takes the
-place of the engine: it answers requests to `/generate` with the policy's turns, written in the chat template's format.
-So template, tokenizer, tool parser, tools and reward are used as in training.
+place of the engine. The server answers requests to `/generate` with the policy's turns, written in the chat template's
+format. So template, tokenizer, tool parser, tools and reward are used as in training.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Script:
     """Turns from a YAML list: strings, and mappings with the fields of `WrittenTurn`.
 
     Raises:
-        ConfigError: The file can't be read or holds no list of turns, or a turn (the message names it) is neither a
+        ConfigError: The file can't be read or holds no list of turns; or a turn (the message names it) is neither a
             string nor a mapping with the fields of `WrittenTurn`.
     """
 
@@ -277,8 +277,8 @@ class Person:
 
 
 def _read_typed_lines() -> list[str]:
-    # read the input in this thread, although that blocks the event loop: nothing else runs, and another thread could
-    # not be ended while it waits for input. Python's own handler of Ctrl-C ends the input; asyncio's would only cancel
+    # read the input in this thread: another thread could not be ended while it waits for input. The blocked event loop
+    # does no harm, since nothing else runs. Python's own handler of Ctrl-C ends the input; asyncio's would only cancel
     # a task
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -295,7 +295,7 @@ def _read_typed_lines() -> list[str]:
 
 
 def parse_typed_turn(lines: Sequence[str]) -> WrittenTurn:
-    """Parse the lines of a typed turn; raise ValueError, which shows how to write a call, if a call is malformed."""
+    """Parse the lines of a typed turn; for a malformed call, raise a ValueError that shows how to write a call."""
     texts = [line for line in lines if not line.startswith("/")]
     calls = [_parse_typed_call(line) for line in lines if line.startswith("/")]
     return WrittenTurn(text="\n".join(texts), calls=calls)
@@ -427,15 +427,18 @@ class PolicyServer:
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row, and print its transcript; if that succeeds with a settings file, suggest `eval` with this file.
+    """Play a row and print its transcript; after a success with a settings file, suggest `eval` with this file.
 
     Returns:
-        The exit code: 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained; 130
-        after Ctrl-C and, with --you, after Ctrl-D or a turn whose calls the tool parser does not read; else 0.
+        The exit code:
+
+        - 1: The episode, its reward or a check of its tokens failed, or its sample is not trained.
+        - 130: After Ctrl-C. With --you, also after Ctrl-D or a turn with calls that the tool parser does not read.
+        - 0: Otherwise.
 
     Raises:
-        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, a script has fewer or more
-            turns than the episode, or a script or an API gives a turn that can't be used.
+        RolloutError: The configuration, the row, the engine or the tokenizer can't be used; a script has fewer or more
+            turns than the episode; or a script or an API gives a turn that can't be used.
     """
     try:
         code = asyncio.run(_try(options))

@@ -1,4 +1,4 @@
-"""Logs with one JSON value per line; a log can be read while it grows, and continued if its writer was killed."""
+"""Logs with one JSON value per line; a log can be read while it grows, and continued after its writer was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JsonLog:
         remedy: Advice at the end of the message if a line can't be written.
 
     Attributes:
-        dropped_bytes: Bytes of the partial last line that was dropped; 0 if there was none.
+        dropped_bytes: Bytes of the dropped partial last line; 0 if there was none.
 
     Raises:
         ConfigError: The file can't be opened or written to, or another process has it open.

@@ -68,7 +68,7 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
 
 
 def open_exclusive(path: Path) -> int:
-    """Open or create a file for reading and appending, with a lock that ends when the file is closed.
+    """Open or create a file for reading and appending, with a lock until the file is closed.
 
     Returns:
         The file's descriptor.

@@ -20,8 +20,8 @@ def yaml_text(path: Path) -> str:
     """Return the text of a YAML file, after checking its size with all aliases (`*name`) expanded.
 
     Raises:
-        ConfigError: The file can't be read, is not YAML, has more than 1 MB or 50,000 values, nests them too deeply, or
-            has a value that contains itself.
+        ConfigError: The file can't be read; is not YAML; has more than 1 MB or 50,000 values; nests values too deeply;
+            or has a value that contains itself.
     """
     import yaml  # imported on use: the local executor uses this package too, and needs no third-party library
 

@@ -261,9 +261,9 @@ class Responses(ApiProtocol):
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """Return the history of a request that refers to an earlier response.
 
-    Strands' agents send their whole history in each request, even if the request refers to an earlier response. So if
-    the new items contain one of the earlier calls, the earlier items are cut before the last one that equals the first
-    new item.
+    Strands' agents send their whole history in each request, even if the request refers to an earlier response. So the
+    earlier items are cut if the new items contain one of the earlier calls. The cut is before the last earlier item
+    that equals the first new item.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)

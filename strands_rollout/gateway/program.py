@@ -1,4 +1,4 @@
-"""Episodes that a user's program plays with requests to the gateway, which records the policy's exact tokens.
+"""Episodes that a user's program plays with requests to the gateway; the gateway records the policy's exact tokens.
 
 A program is a function or a command. `ProgramRun` calls the function within the episode's limits; for a command, it
 calls `play_command`, which runs the command in a process.
@@ -46,7 +46,7 @@ _CANCEL_TIMEOUT_S: Final = 1.0
 _OTHER_MAIN: Final = "another conversation became the main one"  # reason why the episode can't be continued
 # environment variable that marks the processes of an episode
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
-# environment variables that a process inherits; others may hold keys, which the policy must not see
+# environment variables that a process inherits; others may hold keys, and the policy must not see keys
 _INHERITED: Final = re.compile(
     r"PATH|LANG|LC_\w+|TZ|USER|LOGNAME|LD_LIBRARY_PATH|VIRTUAL_ENV|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS"
 )

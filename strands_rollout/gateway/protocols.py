@@ -105,7 +105,7 @@ HARMLESS: Final = frozenset(
         "priority",
     }
 )
-# fields that are refused unless they are null, false, 0 or empty; see `refuse_unsupported`
+# fields that must be absent, null, false, 0 or empty; see `refuse_unsupported`
 REFUSED: Final = (
     "logit_bias",
     "logprobs",
@@ -171,8 +171,8 @@ class TurnRequest:
         model: The model's name, which the answer repeats.
         streams: True if the answer is to be streamed.
         with_usage: True if a stream of Chat Completions is to end with the usage; the other APIs always report it.
-        body: What the API's class needs to build and remember the answer, such as the history that a later request
-            continues if it refers to this answer.
+        body: What the API's class needs to build and remember the answer. An example is the history for a later request
+            that refers to this answer.
         template_kwargs: Arguments of the chat template, which must be equal to the policy's.
         ignored_fields: See `find_ignored_fields`.
     """
@@ -190,10 +190,10 @@ class TurnRequest:
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The sampling parameters that constrain the turn by a grammar; {} if there is no grammar.
+        """The sampling parameters of the grammar that constrains the turn; {} without a grammar.
 
-        A repeated request gets the recorded turn only if that turn had the same grammar, or if the grammar of that turn
-        is unknown because an earlier attempt sampled it.
+        A repeated request gets the recorded turn only if that turn had the same grammar. If an earlier attempt sampled
+        the turn, its grammar is unknown, and the turn answers requests with any grammar.
         """
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
@@ -304,7 +304,7 @@ class ItemCache:
         """Convert a request's items to the system prompt (None if it is empty) and the messages.
 
         The system prompt begins with the texts of `system`. If the items only extend the items of a recent request, the
-        result contains the same message objects as for that request, so that comparisons are fast.
+        result contains the message objects of that request. So comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result, or an item can't be
@@ -349,7 +349,7 @@ class ApiProtocol(ABC):
         self._remembered: dict[str, Mapping[str, Any]] = {}
 
     def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
-        """Store the fields that a request inherits if it refers to this answer; keep those of the last 256 answers."""
+        """Store the fields for later requests that refer to this answer; keep the fields of the last 256 answers."""
         self._remembered[answer_id] = body
         while len(self._remembered) > self._MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
@@ -388,7 +388,7 @@ class ApiProtocol(ABC):
         """Return an error's body; `kind` is a code such as "context_length_exceeded"."""
 
     def error_event(self, status: int, kind: str, message: str) -> bytes:
-        """Return the event that reports an error in a stream that has begun."""
+        """Return the event that reports an error within a stream."""
         return sse(self.error(status, kind, message))
 
 
@@ -408,7 +408,7 @@ def new_id(prefix: str) -> str:
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
-    """Return the field `name`, which must be of type `kind`; an empty `kind` if the field is absent or null.
+    """Return the field `name` of type `kind`; an empty `kind` if the field is absent or null.
 
     Raises:
         PromptError: The field has another type; the message says that `expected` was expected.
@@ -422,7 +422,7 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 
 
 def list_of_objects(body: Item, name: str) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects; an empty list if the field is absent or null.
+    """Return a field with a list of objects; an empty list if the field is absent or null.
 
     Raises:
         PromptError: The field is not a list of objects.
@@ -468,7 +468,7 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
 
 
 def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
-    """Return the fields that the gateway ignores although they may change tokens in other servers, with their values.
+    """Return the ignored fields that may change tokens in other servers, with their values.
 
     They include all unknown fields. Fields of objects and tools have dotted names, such as `text.verbosity`.
 
@@ -674,7 +674,7 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content, which is a string, a list of parts, or None if it is empty.
+    """Return the blocks of a message's content: of a string, of a list of parts, or of None (no blocks).
 
     Parts for which `convert` returns None are left out.
 
@@ -690,8 +690,8 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-# prefix of a note to Anthropic's server that Claude Code adds to the system prompt; since the note differs in each
-# request, it is left out
+# prefix of a note that Claude Code adds to the system prompt for Anthropic's server. The note is left out: it differs
+# in each request
 _BILLING_NOTE: Final = "x-anthropic-billing-header"
 
 
@@ -787,7 +787,7 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _start_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the empty content block with which a stream begins, and the deltas that complete it to `block`."""
+    """Return the start of `block` in a stream (a block without content), and the deltas that complete it."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":

@@ -17,8 +17,8 @@ _OTHER_HEAD: Final = "the system prompt or the tools differ"
 class Replay:
     """The main conversation of an earlier attempt, which a program repeats after it was started again.
 
-    Requests that repeat the record are answered from it, until the replay is over; see `is_over`. If a request departs
-    from the record, `Session` restarts the conversation.
+    Until the replay is over (see `is_over`), requests that repeat the record are answered from the record. If a request
+    departs from the record, `Session` restarts the conversation.
 
     Args:
         model: The model, which was resumed with that conversation.
@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Advance `position` to that of a turn that is returned from the record; never move it back."""
+        """Advance `position` to that of a turn returned from the record; never move it back."""
         self.position = max(node.position, self.position or 0)
 
     @property
@@ -58,11 +58,11 @@ class Replay:
         """Compare a request with the record; a request that continues past the record ends the replay.
 
         Returns:
-            A description of where the request departs from the record; "" if the request repeats or continues the
-            record or is a side request, or if a concurrent request ended the replay.
+            A description of where the request departs from the record. "" if the request repeats or continues the
+            record, or is a side request. "" also if a concurrent request ended the replay.
         """
         branch = self.branch
-        # saved progress has no head: take that of the first request that renders to the recorded prompt
+        # saved progress has no head: the first request that renders to the recorded prompt sets the head
         if branch.head is None:
             has_same_prompt = await self._has_same_prompt(request)
             if self.is_over:  # a concurrent request ended the replay

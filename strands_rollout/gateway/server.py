@@ -72,7 +72,7 @@ class Gateway:
         session.end(error)
         await session.finish()
         running = [handler for handler in handlers if handler is not None]
-        if running:  # the handlers send the error, which takes long only if a client does not read
+        if running:  # the handlers send the error; this takes long only for a client that does not read
             await asyncio.wait(running, timeout=_SHUTDOWN_TIMEOUT_S)
         for handler in running:
             handler.cancel()
@@ -151,7 +151,7 @@ class Gateway:
             turn.result()  # an error is raised before the status is sent
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        # if the client disconnects, nobody awaits the turn: retrieve its error, so that asyncio does not log it
+        # nobody awaits the turn of a client that disconnects: retrieve the turn's error, or asyncio would log it
         turn.add_done_callback(lambda done_turn: done_turn.cancelled() or done_turn.exception())
         with suppress(ConnectionError):
             while not done:
@@ -229,8 +229,8 @@ def _json_response(body: object, status: int = 200) -> web.Response:
 def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
     response = _json_response(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # this header keeps SDKs from retrying, which can't help: requests to the engine were already sent again for
-        # `engine_patience_s`, and the other errors with a status from 500 on would recur
+        # this header keeps SDKs from retrying, because a retry can't help. Requests to the engine were already sent
+        # again for `engine_patience_s`. The other errors with a status from 500 on would recur
         response.headers["x-should-retry"] = "false"
     return response
 

@@ -63,20 +63,19 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Number of well-formed requests for a turn, except those that were refused because the session had
-            ended or had too many requests in flight.
+        requests: Number of well-formed requests for a turn. Requests refused by an ended session, or by a session with
+            too many requests in flight, don't count.
         repeats: Number of repeated requests, which got the turn of the earlier request.
-        forks: Number of requests that continue a conversation, but whose history, system prompt or tools match no
-            branch.
-        changed_calls: Number of calls that the client sent back with the same id but other values, for instance with
-            defaults filled in, or that the client omitted. The record keeps these calls as the policy wrote them.
+        forks: Number of requests that continue a conversation, but match no branch by history, system prompt and tools.
+        changed_calls: Number of calls that the client omitted, or sent back with the same id but other values, for
+            instance with defaults filled in. The record keeps these calls as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record; at most 8.
         refused: Numbers of requests that were answered with an error, by the error's code.
-        overridden: Name of a request field that has no effect, or that the session sets to another value -> the first
-            value that a client sent. At most 64 fields are listed; a long value is cut to the beginning of its JSON.
+        overridden: Name of a request field -> the first value that a client sent. The field has no effect, or the
+            session sets another value. At most 64 fields are listed; a long value is cut to the beginning of its JSON.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
-        dropped_tokens: Number of sampled tokens of the earlier attempt that were dropped because of this departure.
+        dropped_tokens: Number of sampled tokens of the earlier attempt that this departure dropped.
     """
 
     requests: int = 0
@@ -140,8 +139,8 @@ class Session:
         facts: Facts about the requests.
         protocols: Class name of an API's protocol -> the protocol's instance for this session, and its cache of parsed
             requests.
-        error: The error of the turn that ended last; None if that turn succeeded. Turns that were cancelled, or that
-            failed with a `PromptError` or `TemplateError`, which is the client's fault, are left out.
+        error: The error of the turn that ended last; None if that turn succeeded. Cancelled turns are left out. So are
+            turns that failed through the client's fault, with a `PromptError` or `TemplateError`.
         last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first request, time of the
             session's start. Reading the session's samples over HTTP counts as a request, too.
         context: The episode's context variables; each turn is sampled in a copy of them.
@@ -203,7 +202,7 @@ class Session:
         self.settle_main()
 
     def release(self) -> None:
-        """Drop references that would keep the ended session and its observer in memory until a garbage collection."""
+        """Drop references to the ended session and its observer, to free their memory without a garbage collection."""
         self.observer = None
         if self._ended is not None:
             self._ended.__traceback__ = None
@@ -246,7 +245,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
-        """Return the turn that answers a request: a new turn or, if the client repeats a request, the earlier turn.
+        """Return the turn that answers a request: a new turn or, for a repeated request, the earlier turn.
 
         Args:
             request: The client's request.
@@ -379,7 +378,7 @@ class Session:
         return reply
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """Wait for the reply of a turn, which continues if the waiting handler is cancelled."""
+        """Wait for the reply of a turn; the turn continues if the waiting handler is cancelled."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -425,7 +424,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters without those that the session sets; note those that it overrides."""
+        """Return a client's sampling parameters without those of the session; note the overridden ones."""
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
             if name == "stop":
@@ -440,7 +439,7 @@ class Session:
         return params
 
     def _check_fields(self, request: TurnRequest) -> None:
-        """Raise PromptError if a template argument is not the policy's; note the fields that have no effect."""
+        """Raise PromptError if a template argument is not the policy's; note fields without effect."""
         used = self.model.template_kwargs
         for name, value in request.template_kwargs.items():
             if used.get(name) != value:

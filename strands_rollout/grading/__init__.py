@@ -39,8 +39,8 @@ class Grade:
     Attributes:
         correct: True if the answer is right.
         pred: The extracted answer (from `grade_choice`, its letter); "" for none.
-        label: The alternative of the label that equals the answer; if none does, the first one (from `grade_choice`,
-            the label's letter); "" if there is no label.
+        label: The alternative of the label that equals the answer, else the first alternative. From `grade_choice`: the
+            label's letter. "" if there is no label.
         method: The rule that decided; see `Comparison.method`. From `grade_choice`: "choice", "empty" (no answer) or
             "no_label".
     """
@@ -164,7 +164,7 @@ class DapoGrade:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
         correct: True if the answer is right.
         pred: The answer as compared with the label; "" if slime would return None, or if there is an `error`.
-        error: The error that slime would have raised, or an error about a label that is too long; "" if none.
+        error: The error that slime would have raised, or an error about an overlong label; "" if none.
     """
 
     score: float

@@ -1,7 +1,7 @@
 r"""Grade multiple choice, as in GPQA: compare only the choices' letters, not their contents.
 
-A letter may stand in a box, in an `"answer"` field of JSON (the form that Qwen3's model card asks for), after
-`Answer:`, or after "the answer is".
+A letter may stand in a box, in an `"answer"` field of JSON, after `Answer:`, or after "the answer is". Qwen3's model
+card asks for the JSON field.
 """
 
 import re

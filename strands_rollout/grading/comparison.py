@@ -209,9 +209,9 @@ def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
     r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both sides after x.
 
     Return an empty list if the prediction names something else than the label, repeats itself, as in 42 = 42, or has
-    other signs in addition to =. If the label has no name, a left side with several variables, as in m + n = 42, or
-    with a function of a variable, as in \sin x = 1/2, counts as a name. Any other left side does not: 2x = 42 means
-    that x is 21.
+    other signs in addition to =. If the label has no name, two kinds of left sides count as names: a function of a
+    variable (\sin x = 1/2), and several variables (m + n = 42). Any other left side does not: 2x = 42 means that x is
+    21.
     """
     names, sides = _split_names(prediction)
     if names and label_names and names[0] != label_names[0]:
@@ -395,7 +395,7 @@ def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
-    """Return the real numbers that an interval, a set or a condition on one variable allows, or None if unknown."""
+    """Return the real numbers in an interval, in a set, or allowed by a condition on one variable; None if unknown."""
     if _is_reals(key):
         return [REALS]
     if isinstance(key, ValueGroup):

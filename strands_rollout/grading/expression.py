@@ -1,6 +1,6 @@
 r"""Convert an answer, in LaTeX or as people type it, to a common notation, and parse it as a formula.
 
-The parser is strict: unknown notation is an error, since a grader that skips it would take `42 \ldots` for 42.
+The parser is strict: unknown notation is an error. A grader that skipped it would take `42 \ldots` for 42.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 r"""Find an assistant's text without reasoning, calls and tool output, and the answer in it.
 
 `spoken_text` and `last_assistant_text` rely on the markers of ChatML and of Qwen's and Hermes's tool use.
-`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else, in the last line, a sentence that
-means "the answer is" in a language other than English. All functions take time linear in the text.
+`extract_answer` finds the last `\boxed{...}`, or else the last `Answer:` line. Without either, it accepts a sentence of
+another language than English in the last line, such as "la respuesta es 42". All functions take time linear in the
+text.
 """
 
 import re
@@ -24,17 +25,17 @@ _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
 _UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # only the end of a text is searched, which bounds the cost of very long texts
+_SEARCHED_CHARS: Final = 50_000  # only the end of a text is searched, to bound the cost of very long texts
 _MAX_LINE_CHARS: Final = 1000  # a longer line is not searched for a formula or a sentence
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the text of the last assistant turn, found in the decoded text of a whole response.
 
-    Everything up to the last `</tool_response>` counts as tool output or as older text, so that a tool's output can't
-    pose as the assistant, whatever markers it contains. Two cases can't be recognized from the text alone: a response
-    that was cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently.
-    If the text of the last turn is known, pass it to `spoken_text` instead.
+    Everything up to the last `</tool_response>` counts as tool output or as older text. So a tool's output can't pose
+    as the assistant, whatever markers it contains. There are two exceptions, which the text alone does not show. Tool
+    output may contain a forged `</tool_response>` and be cut after it. A template may mark tool output differently. If
+    the text of the last turn is known, pass it to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
@@ -56,11 +57,11 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
     """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
 
-    Return "" if the reasoning never ends, or if the turn ends in a tool call, which is a step, not an answer.
+    Return "" if the reasoning never ends or the turn ends in a tool call. A call is a step, not an answer.
 
     Args:
         turn: The text of the turn.
-        in_reasoning: True if the turn begins inside the reasoning, because the prompt opened `<think>`.
+        in_reasoning: True if the turn begins inside the reasoning (the prompt opened `<think>`).
     """
     text = _TURN_END.split(turn, maxsplit=1)[0]
     text = _without_reasoning(text, in_reasoning=in_reasoning)
@@ -103,9 +104,9 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: True if the text ends in the middle, for example at a token limit. Then an unfinished end (such as a
-            line after `Answer:`, an open box or a part of a tag) or an empty last box is not an answer, and revokes all
-            answers before it.
+        is_cut: True if the text ends in the middle, for example at a token limit. Then the answer is "" if the end is
+            unfinished, such as a line after `Answer:`, an open box or a part of a tag. An empty last box has the same
+            effect. Earlier answers do not count in these cases.
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)
@@ -126,8 +127,8 @@ def last_boxed(text: str) -> str:
 class _Box:
     """The position of the last complete box's content; `start` and `end` are 0 if there is no complete box.
 
-    `is_open` is True if a box may be unfinished: it has no closing brace, or the last box is empty, or is a bare word
-    at the end of the text.
+    `is_open` is True if a box may be unfinished: a box has no closing brace, or the last box is empty or a bare word at
+    the end of the text.
     """
 
     start: int
@@ -169,9 +170,10 @@ def _ends_in_answer_line(text: str, start: int) -> bool:
 def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
-    "Answer:" is also recognized in other languages. Without it, if a sentence in the last line begins with "the answer
-    is" in a language other than English (see `phrases`), return the text after these words; else return "". Remove
-    Markdown, words that end the sentence, a final full stop, and the text around a single formula.
+    "Answer:" is also recognized in other languages. Without such a label, look in the last line for a sentence that
+    begins with "the answer is" in a language other than English (see `phrases`). Return the text after these words, or
+    "" if there are none. Remove Markdown, words that end the sentence, a final full stop, and the text around a single
+    formula.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)

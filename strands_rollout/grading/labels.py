@@ -1,4 +1,4 @@
-r"""Find the answers that a label allows, in the forms that data sets use; describe labels that look like lists.
+r"""Find the answers that a label allows; describe labels that look like lists.
 
 A list holds alternatives, of which any is right. The printed text of a list holds alternatives too, because tables and
 JSON lines often contain this text instead of the list. Such texts are:
@@ -9,9 +9,9 @@ JSON lines often contain this text instead of the list. Such texts are:
 - numbers in square brackets without commas, as NumPy prints them: `[34 35]`;
 - any of these in an outer pair of quotes from CSV or JSON: `"[""34"", ""35""]"`, `"[\"34\"]"`.
 
-Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
-`\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34. Text that begins like a list of quoted items but is
-none, such as a printed mapping, equals only the same text.
+Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or an ordered list, `(1, 2)` a pair, `\{1, 2\}`
+a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34. Text that begins like a list of quoted items but is none, such as
+a printed mapping, equals only the same text.
 """
 
 import re

@@ -1,9 +1,9 @@
 r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
-Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set for which
-both have a value. Every step is bounded in size and the steps are counted, so no formula takes long or needs a
-process of its own. Functions with a `Budget` raise `TooComplexError` if a part of a formula is too large or too small
-to compute or no steps are left, and `OutOfTimeError` if the time is over.
+Variables get several sets of fixed values. Two formulas are equal if they agree to 75 digits for every set. A set
+counts only if both formulas have a value. Every step is bounded in size and the steps are counted, so no formula takes
+long or needs a process of its own. Functions with a `Budget` raise `TooComplexError` if no steps are left, or if a part
+of a formula is too large or too small to compute. If the time is over, they raise `OutOfTimeError`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ ANSWER_SENTENCE: Final = re.compile(
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
 """Words that introduce the answer and were extracted with it, as in "la respuesta es 42". Match it on NFKC text."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
-"""End of a sentence after the answer: the final verb of Japanese or Korean, if any, and a full stop, if any."""
+"""End of a sentence after the answer: a final verb in Japanese or Korean, and a full stop; each may be missing."""
 NEGATION: Final = re.compile(
     r"\b(?:not|never|neither|nor|wrong|incorrect|no(?!\.)|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
     re.IGNORECASE,

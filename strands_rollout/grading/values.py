@@ -1,9 +1,9 @@
 r"""Read the text of a `Notation` as a value: a number, a formula, a group, a matrix, a relation or a combination.
 
 Numbers are exact fractions: 1,234 and \frac{3}{4} and 1 1/2 and 2.5\cdot 10^{3} and 0.\overline{3}. Exponents are
-bounded, so that no text costs much time. (1, 2) and [1, 2) are ordered; \{1, 2\} and a bare "1, 2" are unordered;
-a < x \le b is a relation; "x < 1 or x > 3" and unions are combinations. Words, dates and times of day have functions
-of their own. `comparison.py` decides which values are equal.
+bounded, to keep the time for any text short. (1, 2) and [1, 2) are ordered; \{1, 2\} and a bare "1, 2" are unordered;
+a < x \le b is a relation; "x < 1 or x > 3" and unions are combinations. Words, dates and times of day have functions of
+their own. `comparison.py` decides which values are equal.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def _split_items(text: str) -> tuple[str, list[str]]:
 
 
 def _drop_common_name(items: list[str]) -> list[str]:
-    """Drop a name that all items share, so that "x = 1" and "x = 2" become 1 and 2; else change nothing."""
+    """Drop a name that all items share: "x = 1" and "x = 2" become 1 and 2. Otherwise, change nothing."""
     named = [_NAMED.fullmatch(item) for item in items]
     names = {match["name"] if match else None for match in named}
     if len(names) != 1 or None in names:

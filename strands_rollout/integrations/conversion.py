@@ -70,9 +70,9 @@ def finished_episodes(
         allow_images: Accept samples with images; no export includes the images themselves.
 
     Raises:
-        ExportError: An element is not a sample; or a sample is unfinished, has no finite number as reward, has images
-            that are not allowed, or has tokens, mask or logprobs that are invalid or disagree. The message names such a
-            sample and its faults.
+        ExportError: An element is not a sample; or a sample is unfinished, has no finite number as reward, or has
+            forbidden images; or its tokens, mask or logprobs are invalid or disagree. The message names such a sample
+            and its faults.
     """
     episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):
@@ -113,10 +113,10 @@ def _describe_sample(sample: object, number: int) -> str:
 
 
 def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
-    """Return rewards for a trainer that compares all samples of a prompt, even samples that are not trained.
+    """Return rewards for a trainer that compares all samples of a prompt, untrained samples included.
 
-    A sample that is not trained gets the mean reward of its group's trained samples, so that it does not shift the
-    baseline; 0.0 if its group has no trained sample, or if it has no group. Samples with the same `group_index` are a
+    A sample that is not trained gets the mean reward of its group's trained samples, so it does not shift the baseline.
+    Without a trained sample in its group, or without a group, it gets 0.0. Samples with the same `group_index` are a
     group.
     """
     trained: dict[Hashable, list[float]] = defaultdict(list)

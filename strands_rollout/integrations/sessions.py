@@ -1,8 +1,8 @@
 """The gateway as a server for other trainers: sessions over HTTP, with samples in the format of a dump.
 
-`POST /sessions` begins a session and returns its id, API key and base URL, `GET /sessions/{id}` returns its facts,
-`GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. At the base URL, the API
-key gives access to the APIs of `strands_rollout.gateway`. The embedded engine serves these APIs without keys
+`POST /sessions` begins a session and returns its id, API key and base URL. `GET /sessions/{id}` returns the session's
+facts, and `GET /sessions/{id}/samples` its samples so far. `DELETE /sessions/{id}` ends the session. At the base URL,
+the API key gives access to the APIs of `strands_rollout.gateway`. The embedded engine serves these APIs without keys
 (`chat_endpoint`).
 """
 
@@ -88,8 +88,8 @@ class SessionServer:
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts requests without a token, which
             `serve_sessions` allows on a local host only.
-        idle_s: A session is idle if no request is in flight, and if it got no request for a turn and its samples were
-            not read for this many seconds. Each `POST /sessions` ends the idle sessions.
+        idle_s: A session is idle if no request is in flight and, for this many seconds, no turn was requested and no
+            samples were read. Each `POST /sessions` ends the idle sessions.
         **model: More arguments of `SGLangModel`.
 
     Raises:

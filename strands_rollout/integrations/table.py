@@ -148,7 +148,7 @@ _KEYLESS_MODES: Final = frozenset({"offline", "dryrun", "disabled"})
 
 
 def check_wandb(option: str = "--wandb") -> None:
-    """Check that wandb is installed and has a key if it needs one; messages name the `option` that asks for wandb.
+    """Check that wandb is installed and has a key if it needs one; error messages name `option`.
 
     Raises:
         ConfigError: wandb is not installed, or needs a key and WANDB_API_KEY is not set (a key in ~/.netrc does not

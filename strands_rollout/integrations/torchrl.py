@@ -51,8 +51,8 @@ class TokenRow:
 def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> list[TensorDict]:
     """Return a TensorDict for each row, without batch dimensions, with TorchRL's default keys.
 
-    If `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right, so that the
-    full sequence may be padded on both sides.
+    If `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right. So a full
+    sequence may have padding on both sides.
     """
     prompt_length = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
     response_length = max((len(row.response_ids) for row in rows), default=0) if padded else 0
@@ -161,7 +161,7 @@ def to_tensordict(
 
     `masks.all_assistant_mask` is True for the trained tokens of all turns: pass `masking_strategy="rlhf"` to losses.
     `log_probs` are NaN for the other tokens, which the losses leave out. For a sample that is not trained, the mask is
-    False everywhere, and the reward is that of `compared_rewards`.
+    False everywhere, and `compared_rewards` sets the reward.
 
     Args:
         samples: A flat iterable of samples (slime's or this package's) with rewards.

@@ -168,7 +168,7 @@ def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None,
 
 
 def _valid_seconds(value: object) -> float | None:
-    """Return a duration if a span can have it, else None: span times are 64-bit nanoseconds since 1970."""
+    """Return a duration if a span can have it (span times are 64-bit nanoseconds since 1970), else None."""
     number = finite_number(value)
     return number if number is not None and 0 <= number <= _MAX_SECONDS else None
 
@@ -358,8 +358,8 @@ def send_dump(
 ) -> tuple[int, int]:
     """Send a trace for each sample of a dump; return the numbers of samples and spans.
 
-    Only a few episodes are in memory at a time. The traces begin at `start_s`, in seconds since 1970, or if it is None,
-    at the modification time of their file. The caller shuts down the exporter.
+    Only a few episodes are in memory at a time. The traces begin at `start_s`, in seconds since 1970. If `start_s` is
+    None, they begin at the modification time of their file. The caller shuts down the exporter.
 
     Raises:
         DumpError: The dump can't be read.

@@ -29,8 +29,8 @@ INVALID_TOOL_CALL: Final = "invalid_tool_call"
 
 StreamEvent = dict[str, Any]
 
-# The template shows a call's id as a letter (for the conversation) and eight digits (for the turn and the segment),
-# since some templates require ids of nine letters and digits.
+# The template shows a call's id as a letter (for the conversation) and eight digits (for the turn and the segment).
+# Some templates require ids of nine letters and digits.
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
@@ -75,7 +75,7 @@ def _split_turn(
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything
-        # if the error ended the episode, the policy could keep samples out of training by writing text that causes it
+        # if the error ended the episode, the policy could write such text to keep a sample out of training
         kind = (type(parser), type(e))  # one traceback per parser and error type: a policy may often write such text
         message = "bug in a tool parser parser=%s: it raised an exception on sampled text"
         log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)

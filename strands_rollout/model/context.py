@@ -42,8 +42,8 @@ async def turn_context(
 ) -> list[int]:
     """Return the ids of the messages after a branch's last answer; cut tool results that are too long.
 
-    If `remaining` has a limit, results without an image are cut until `min_turn_tokens` are left for the turn, if need
-    be to nothing. Images in the messages are stored on the branch.
+    If `remaining` has a limit, results without an image are cut, if need be to nothing, to leave `min_turn_tokens` for
+    the turn. Images in the messages are stored on the branch.
 
     Raises:
         TrajectoryError: There is no message after the answer.
@@ -125,8 +125,8 @@ def _fit_turn_ids(
 async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
     """Return the exact number of tokens of Strands messages, including the generation prompt.
 
-    If the messages begin with a tool result, they are counted as the context after an answer; otherwise as a first
-    prompt, with the system prompt and the tools.
+    Messages are counted as a first prompt, with the system prompt and the tools. But if they begin with a tool result,
+    they are counted as the context after an answer.
     """
     chat = to_chat_messages(request.messages)
     images = await _read_images(template, chat)

@@ -63,7 +63,7 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     """Return the processor's outputs for all images, joined by name; None if there are no images.
 
     The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. The result has
-    PyTorch tensors if torch is installed, else NumPy arrays, which slime turns into tensors
+    PyTorch tensors if torch is installed, else NumPy arrays. slime turns arrays into tensors
     (slime/observability/rollout_data_utils.py).
 
     Raises:
@@ -103,7 +103,7 @@ def read_rgb(data: bytes) -> Image:
 
 
 def to_png(image: Image) -> bytes:
-    """Return an image as RGB PNG, which is lossless, so that the engine and the trainer see the same pixels."""
+    """Return an image as RGB PNG. PNG is lossless, so the engine and the trainer see the same pixels."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()
@@ -302,8 +302,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         decode: Returns the text of ids.
 
     Raises:
-        UnsendableTextError: The text of the ids has a media token that stands for no image, because the policy or
-            untrusted text contains it.
+        UnsendableTextError: The text of the ids has a media token that stands for no image. A prompt, a tool or the
+            policy wrote the token.
     """
     found: list[int] = []
     position = 0
@@ -329,7 +329,7 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 
 
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
-    """Check that the engine read as many tokens as the trainer will read, and that no media token was sampled.
+    """Check that the engine and the trainer read the same number of tokens, and that no media token was sampled.
 
     An answer without tokens is not checked. The number of tokens read is checked only if the engine reports it.
 
@@ -364,8 +364,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
     """Remove the images' bytes from new messages, read the images in a thread, and return them.
 
-    If a tool's image can't be read, a text replaces it: the policy chose the call, and must not be able to end its
-    episode by such a call. If no other image is in the message, its content becomes a string.
+    If a tool's image can't be read, a text replaces the image. Otherwise, the policy could end its episode by a call
+    that returns such an image. If no other image is in the message, its content becomes a string.
 
     Raises:
         PromptError: A user's image can't be read.

@@ -1,7 +1,7 @@
-"""Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
+"""Replay data for a trainer that repeats the engine's choices: routed experts, and the ids kept by top-p.
 
-It is an error if a complete answer lacks the replay data that its request asked for. If an aborted answer lacks them,
-its tokens are dropped. slime's Sample decodes replay data; for slime before 0.3.1, `joined_experts` decodes experts.
+A complete answer without the requested replay data is an error. If an aborted answer lacks these data, its tokens are
+dropped. slime's Sample decodes replay data; for slime before 0.3.1, `joined_experts` decodes experts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request; if they request routed experts, limit these to tokens that have none yet.
+    """Return a request's extra fields; limit requested routed experts to tokens that have none yet.
 
     SGLang answers with one row of experts per token, from the token at index `routed_experts_start_len` to the
     second-to-last. Without a start, each answer would contain the rows of the whole conversation again, and replace
@@ -71,8 +71,8 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         top_k: Experts per token.
 
     Raises:
-        EngineResponseError: The experts are not text, or their number of rows is neither that of the requested rows nor
-            that of the whole sequence.
+        EngineResponseError: The experts are not text, or their number fits neither the requested rows nor the whole
+            sequence.
     """
     located = {key: value for key, value in meta_info.items() if key != EXPERTS_START}
     payload = located.get(EXPERTS)

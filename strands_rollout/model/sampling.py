@@ -92,7 +92,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
 
 
 def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
-    """Return the error message for a name that is not in `known`; suggest a similar known name, if there is one."""
+    """Return the error message for a name that is not in `known`; suggest a similar known name, if any."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
@@ -108,8 +108,8 @@ class SamplingRequest:
         trajectory: Receives the context and every accepted answer.
         context_ids: New context tokens; empty if the trajectory's last turn is open.
         images: Images in the context.
-        control: The episode's control. Once the rollout is aborted, no request is sent. A turn that the engine aborted
-            is continued only if the rollout is not aborted and `config["continue_aborted"]` is True.
+        control: The episode's control. Once the rollout is aborted, no request is sent, and no aborted turn is
+            continued. Otherwise, a turn that the engine aborted is continued only with `config["continue_aborted"]`.
         span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
@@ -176,7 +176,7 @@ class TurnSampler:
             return
         self._info_client = client
         try:
-            # a router may report no length; then keep the length that an engine reported when it refused a request
+            # a router may report no length; then keep the known length, perhaps from an engine's refusal
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
@@ -193,9 +193,10 @@ class TurnSampler:
         """Sample a turn, or the rest of an open turn, into the trajectory; return the engine's last answer.
 
         If the engine aborts a turn, for example for a weight update, the trajectory keeps the turn's tokens, and the
-        turn is continued from them, unless the rollout is aborted or `continue_aborted` is False. Two kinds of tokens
-        are not kept, but sampled again: those of an unfinished turn with a grammar, and those without the replay data
-        that the request asked for. A request that is aborted before its first token does not change the trajectory.
+        turn is continued from them. If the rollout is aborted or `continue_aborted` is False, the turn is not
+        continued. Two kinds of tokens are not kept: tokens of an unfinished turn with a grammar, and tokens without the
+        requested replay data. If the turn is continued, these tokens are sampled again. A request that is aborted
+        before its first token does not change the trajectory.
 
         Args:
             request: The turn to sample.
@@ -345,7 +346,7 @@ class TurnSampler:
             )
 
     def _check_params(self, params: Mapping[str, Any]) -> None:
-        """Check that token ids in parameters are in the vocabulary, since the server indexes its logits with them."""
+        """Check that token ids in parameters are in the vocabulary: the server indexes its logits with these ids."""
         for name in ("stop_token_ids", "logit_bias"):
             for token_id in map(str, params.get(name) or ()):
                 if token_id.isdecimal() and int(token_id) >= self._vocab_size:
@@ -356,7 +357,7 @@ class TurnSampler:
 
 
 def _check_continuation(request: SamplingRequest, generation: Generation, empty_aborts: Outage | None) -> None:
-    """Raise an error if a turn that the engine aborted must not be continued.
+    """Raise an error if an aborted turn must not be continued.
 
     `empty_aborts` has the consecutive aborts without a usable token; None if this answer has a usable token.
     """
@@ -414,9 +415,9 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
 def turn_seed(seed: int, turn: int | str) -> int:
     """Return the sampling seed of a turn, derived from the sample's seed.
 
-    SGLang draws each token from (seed, position). All requests of a turn have the same seed, so that an aborted turn is
-    continued with the tokens that the same weights would have sampled without the abort. Seeds are hashed because
-    samples have consecutive seeds: `seed + turn` would be the seed of another sample.
+    SGLang draws each token from (seed, position). All requests of a turn have the same seed. So an abort does not
+    change the turn's tokens, as long as the weights stay the same. Seeds are hashed because samples have consecutive
+    seeds: `seed + turn` would be the seed of another sample.
 
     Args:
         seed: The sample's seed, which is also the seed of its first turn.
@@ -459,7 +460,7 @@ class TokenLimits:
         max_turn_tokens: Maximum tokens sampled in one turn.
         min_turn_tokens: Tokens to leave for the next turn: if tool results leave fewer, results without an image are
             cut. Fewer are left only if even empty results are too long. If the history may be rewritten, results are
-            cut only to fit the response budget, and only if that budget has fewer tokens left than the context budget.
+            cut only if the response budget has fewer tokens left than the context budget.
 
     Raises:
         ConfigError: A limit is not an integer of at least 1.
@@ -541,7 +542,7 @@ def turn_allowance(
     turn_so_far: int = 0,
     turn_cap: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return how many tokens the next request may sample, and which limit sets that: "turn", "response" or "context".
+    """Return how many tokens the next request may sample, and the deciding limit: "turn", "response" or "context".
 
     If there is no limit, the result is (None, "turn").
 

@@ -1,8 +1,8 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-The record finds the place of a request: a turn that the request repeats, a branch that it extends, or a new branch.
-Unless the request repeats a turn, new messages are then rendered as context tokens, the engine samples a turn, and the
-turn is recorded and parsed. Within a branch, sampled text is never tokenized again: the branch's tokens only grow.
+The record finds the place of a request: a repeated turn, a branch to extend, or a new branch. Unless the request
+repeats a turn, new messages are then rendered as context tokens, the engine samples a turn, and the turn is recorded
+and parsed. Within a branch, sampled text is never tokenized again: the branch's tokens only grow.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class SGLangModel(Model):
         limits: Token budgets of each conversation; see `TokenLimits`.
         return_logprobs: Request the logprobs of sampled tokens; if False, `trajectory.logprobs` is all 0.0.
         model_id: Name for traces and logs.
-        context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
-            `context_window_limit` is None.
+        context_window_limit: Maximum context in tokens; None for the server's context length. A smaller context length
+            of the server takes precedence.
         vocab_size: Number of ids that the served model knows. If None, new context is checked against the tokenizer's
             size, and sampled ids are not checked. An `SGLangClient` also checks all ids against its own `vocab_size`,
             if set.
@@ -83,18 +83,18 @@ class SGLangModel(Model):
             turn is continued.
         control: The episode's control, which has its own `should_abort`; pass `control` or `should_abort`, not both.
         request_span: Returns a context manager around each request; see `RequestSpan`.
-        on_rewritten_history: What happens in mid-conversation if a request's history does not extend what the policy
-            has read, or if the request changes the system prompt, or adds or changes a tool: "error" refuses the
-            request; "segment" begins a new trajectory. Conversation managers that drop or summarize messages need
-            "segment".
+        on_rewritten_history: What happens if a request in mid-conversation rewrites the history: "error" refuses the
+            request; "segment" begins a new trajectory. A request rewrites the history if its messages do not extend
+            what the policy has read. A changed system prompt, or a new or changed tool, counts as a rewrite, too.
+            Conversation managers that drop or summarize messages need "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
             records a conversation for each agent. Strands usually passes the calling agent; if it does not, agents are
             distinguished by their histories. Agents other than the main agent may rewrite their histories.
         transient_context: What happens after a request with a transient text, such as a plugin's reminder, which the
             agent's history lacks: "segment" treats the next request as a rewrite of the history, see
             `on_rewritten_history`; "keep" leaves the text in the tokens, and continues after it.
-        processor: The model's Hugging Face processor, which turns images into tokens; or the folder or hub id from
-            which it is loaded when the first image comes.
+        processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id. A folder
+            or hub id is loaded when the first image comes.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
             `SGLangClient` given as `client` has its own patience.
 
@@ -173,7 +173,7 @@ class SGLangModel(Model):
     def reset(self) -> None:
         """Start a new record, and end any replay; references to the old trajectory stay valid."""
         self.record = Record()
-        # weak keys, so that a sampler is dropped when the record drops its conversation
+        # weak keys: a sampler is dropped with its conversation
         self._samplers: WeakKeyDictionary[Conversation, sampling.TurnSampler] = WeakKeyDictionary()
         self._replayed: StrandsMessages = ()
 
@@ -251,13 +251,12 @@ class SGLangModel(Model):
         A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
-            TrajectoryError: The main agent's history does not extend what the policy has read, or the request changes
-                the system prompt, or adds or changes a tool (with `on_rewritten_history` "error"). Another turn is
-                running (with `conversations` "one"). There is no new message, a token of the new context is outside the
-                vocabulary, or the request or the answer has a media token that stands for no image.
+            TrajectoryError: The main agent's request rewrites the history (with `on_rewritten_history` "error").
+                Another turn is running (with `conversations` "one"). There is no new message. A token of the new
+                context is outside the vocabulary. The request or the answer has a media token that stands for no image.
             PromptError, TemplateError: The messages can't be rendered.
-            ConfigError: A user's message has an image, and Pillow or the processor is missing or the conversion fails;
-                a parameter has a token outside the vocabulary; or the request can't be sent.
+            ConfigError: Pillow or the processor is missing for a user's image, or the image's conversion fails; a
+                parameter has a token outside the vocabulary; or the request can't be sent.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
@@ -277,7 +276,7 @@ class SGLangModel(Model):
                 'got a second turn while one is running; expected one at a time, or conversations="many"'
             )
         place, head = self.record.place_of(request), request.head
-        # bind even if the request is refused below, so that the agent's next request is refused too
+        # bind even if the request is refused below: the agent's next request must be refused, too
         if isinstance(place.conversation, Conversation) and not is_sole:
             self.record.bind(place.conversation, agent, signal)
         if isinstance(place, RepeatTurn):  # an earlier attempt sampled the turn, but its agent did not get the answer
@@ -355,7 +354,7 @@ class SGLangModel(Model):
         )
         tokens_before = len(trajectory.token_ids)
         number = conversation.turn_count - 1 if continues_turn else conversation.turn_count  # from 0
-        # called before sampling, since the agent's history may grow while the turn is sampled
+        # called before sampling: the agent's history may grow while the turn is sampled
         without_transient = {} if request is None else request.without_transient(branch.covered, read)
         try:
             turn = f"{conversation.number}/{number}" if conversation.number else number
@@ -374,7 +373,7 @@ class SGLangModel(Model):
         return answer
 
     def _sampler(self, conversation: Conversation) -> sampling.TurnSampler:
-        # `setdefault`, because another thread that reads the engine's state may make the sampler at the same time
+        # `setdefault`: a thread that reads the engine's state may make the sampler at the same time
         return self._samplers.get(conversation) or self._samplers.setdefault(conversation, self._new_sampler())
 
     def _may_rewrite(self, conversation: Conversation) -> bool:
@@ -384,7 +383,7 @@ class SGLangModel(Model):
         """If the tool-call format needs schemas, bind the conversation's parser to those of `tool_specs`.
 
         Resumed turns, which were parsed without schemas, are then parsed again. Do nothing if the conversation already
-        has a parser, or if there are no tools.
+        has a parser or there are no tools.
         """
         if conversation.parser is not None or not tool_specs:
             return

@@ -33,9 +33,8 @@ class Exchange:
         input_ids: The ids of the request.
         output_ids: The ids of the answer; None if it has no generation (an error, a cut connection).
         logprobs: One value per output id; empty if the request asked for no logprobs, or the answer has no generation.
-        has_images: True if the request held images, which the engine expands to more tokens than `input_ids` has.
-        read_tokens: The number of input tokens that the engine reports, if it differs from the length of `input_ids`;
-            else None.
+        has_images: True if the request held images; the engine expands images to more tokens than `input_ids` has.
+        read_tokens: The engine's number of input tokens; None if it is unknown or equals the length of `input_ids`.
     """
 
     input_ids: list[int]
@@ -75,7 +74,7 @@ class WireRecorder:
         try:
             answer, content = await self._send(request, body)
         except aiohttp.ClientError as e:
-            # close the connection, because the client must not see a status that the engine never sent
+            # close the connection: the client must not see a status that the engine never sent
             if request.transport is not None:
                 request.transport.close()
             return web.Response(status=502, text=f"{type(e).__name__}: {e}")
@@ -160,8 +159,9 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
     - The ids of a request begin with the ids of the previous request and its output. If the previous request got no
       generation, the request repeats it unchanged.
-    - A sample with trained tokens holds the ids of the last answered request and its output, and its prompt is as long
-      as the first answered request. It trains all sampled ids and nothing else, with the engine's logprobs.
+    - A sample with trained tokens holds the ids of the last answered request and its output. The sample's prompt is as
+      long as the first answered request. The sample trains all sampled ids and nothing else, with the engine's
+      logprobs.
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
     In an episode with images, the engine reads more tokens than the requests have, since it expands the images. The

@@ -24,7 +24,7 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
-    """Yield the URL of a running engine; if `base_url` is None, run the embedded engine until the block ends.
+    """Yield the URL of a running engine; without a `base_url`, run the embedded engine until the block ends.
 
     A running engine is asked for its model first: without this check, episodes would fail only after all retries of
     `engine_patience_s`. The embedded engine serves the model in `model_dir`; None for the shipped model.
@@ -82,8 +82,8 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: The server names neither a tokenizer nor a model, or the named tokenizer (the model, if no
-            tokenizer is named) is not a folder on this machine.
+        ConfigError: The server names neither a tokenizer nor a model, or the named tokenizer is not a folder on this
+            machine. If no tokenizer is named, the model's path is used instead.
     """
     check_is_engine(info, base_url)
     path = info.raw.get("tokenizer_path") or info.model_path
@@ -130,7 +130,7 @@ async def load_settings(
 def shipped_model_note(
     settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
 ) -> str | None:
-    """Return a note if the shipped model plays an agent that it was not trained for; else None."""
+    """Return a note if the shipped model plays an agent unlike that of its training; else None."""
     defaults, names = (
         RolloutSettings(),
         ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),

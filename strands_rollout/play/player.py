@@ -34,7 +34,7 @@ Reward: TypeAlias = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A played episode, which may have been aborted, with the violations that an audit found.
+    """A played, perhaps aborted episode, with the violations that an audit found.
 
     Attributes:
         sample: The main agent's sample.
@@ -135,8 +135,8 @@ async def open_player(
 ) -> AsyncIterator[Player]:
     """Yield a player on an engine until the block ends.
 
-    slime's args hold only a host and a port, so an engine whose URL is not http, or has a path or a user, is reached
-    through the recording proxy, even without an audit.
+    slime's args hold only a host and a port. So the recording proxy is used even without an audit if the URL is not
+    http, or has a path or a user.
 
     Args:
         base_url: The engine's URL.
@@ -147,8 +147,8 @@ async def open_player(
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: The function that plays episodes; None for `strands_rollout.generate`.
         reward: The function that grades samples; None for `strands_rollout.reward_func`.
-        workers: The number of processes that play the episodes. 0 plays them in this process, or, if it is connected to
-            Ray, in as many processes as the setting `episode_workers` says.
+        workers: The number of processes that play the episodes. With 0, this process plays the episodes. But if this
+            process is connected to Ray, the setting `episode_workers` applies.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

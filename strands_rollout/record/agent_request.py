@@ -1,7 +1,7 @@
 """An agent's request, and the branch that it continues.
 
-Strands usually passes the calling agent, so that its conversation is known. The request's history is compared, message
-by message, with what the policy has read in that conversation, since the agent may have changed its history.
+Strands usually passes the calling agent, so the agent's conversation is known. The agent may have changed its history.
+So the request's history is compared, message by message, with what the policy has read in that conversation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AgentRequest:
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """Compare the request with the branch that grows in the agent's conversation; [] if it has no conversation."""
+        """Compare the request with the growing branch of the agent's conversation; [] without a conversation."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
@@ -186,8 +186,8 @@ def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
 def head_changes(read: Head | None, requested: Head) -> list[str]:
     """Name the parts of a request's system prompt and tools that the policy has not read.
 
-    A missing tool is not a change: if Strands forces a tool, it sends only that tool. After a resume, the head that
-    the policy has read is unknown (None), and nothing counts as changed.
+    A missing tool is not a change: to force a tool, Strands sends only that tool. After a resume, the head that the
+    policy has read is unknown (None), and nothing counts as changed.
     """
     if read is None:
         return []
@@ -254,7 +254,7 @@ def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool
 
 
 def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: StrandsMessages) -> object:
-    """Return the agent in an invocation's state; None if there is none, or if another agent may be the caller.
+    """Return the agent in an invocation's state; None without an agent, or if another agent may be the caller.
 
     Concurrent agents of a graph share one state, which may name any of them. The caller is recognized by its cancel
     `signal` or, in older versions of Strands, which don't pass the signal, by its messages.

@@ -65,7 +65,7 @@ class ClientRequest:
         head: The system prompt and the tools.
         grammar: Sampling parameters that constrain the turn's text. A recorded turn with another grammar does not
             answer this request.
-        keeps_transient: True if a text that a later request omits stays in the policy's history
+        keeps_transient: True if a text stays in the policy's history after a request omits it
             (`transient_context="keep"`).
     """
 
@@ -95,7 +95,7 @@ class ClientRequest:
         given, call_ids = self.messages, dict(branch.client.call_ids)
         length = shared_length(branch.client.messages, given)
         last = next((index for index in reversed(range(length)) if given[index]["role"] == "assistant"), None)
-        if last is not None:  # a client may reuse an id, which then means the last call with that id
+        if last is not None:  # if a client reuses an id, it means the last call with that id
             _note_ids(_pair_calls(sent_reply(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
         changed_calls: list[str] = []
         difference = ""
@@ -143,9 +143,9 @@ class ClientRequest:
     def new_branch_place(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
         """Return the place of a new branch.
 
-        Its conversation is that of the best match: the longest match with the same system prompt and tools or, if there
-        is none, a match that reaches the end of its branch. Without such a match, or if that conversation is busy, the
-        branch belongs to a conversation that has not begun yet.
+        Its conversation is that of the best match: the longest match with the same system prompt and tools. Without
+        such a match, the best match is one that reaches the end of its branch. Without a best match, or if the match's
+        conversation is busy, the branch belongs to a conversation that has not begun yet.
         """
         same_head = (match for match in matches if match.has_same_head)  # the longest match first
         best = next(same_head, None) or next((match for match in matches if match.reaches_end), None)
@@ -181,7 +181,7 @@ def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a request doesn't extend a branch, although all messages match until the request or the branch ends.
+    """Describe why a request doesn't extend a branch, although all compared messages match.
 
     `more` is the number of the request's messages after the matching messages.
     """
@@ -203,7 +203,7 @@ def reply_of(
 ) -> Reply:
     """Return the reply that a client gets for an assistant message with this content.
 
-    A call that can't be parsed becomes text, as in the engines' own endpoints, since its tool is uncertain.
+    A call that can't be parsed becomes text, as in the engines' own endpoints: its tool is uncertain.
     """
     reasoning, texts, calls = [], [], []
     for block in map(sent_block, content):
@@ -225,7 +225,7 @@ def sent_block(block: Block) -> Block:
 
 
 def _pair_calls(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Pair the calls that were sent with the calls that a client gives back: by unique ids, otherwise in order."""
+    """Pair the sent calls with the calls that a client gives back: by unique ids, otherwise in order."""
     by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
     unique_ids = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
     others = (call for call in sent if call["toolUseId"] not in unique_ids)
@@ -283,10 +283,10 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
     - white space;
     - omitted text of a message with calls;
     - omitted reasoning, and changed reasoning of a message with text or calls;
-    - a changed name or changed arguments of a call that has the id with which it was sent, since agents return calls in
-      the form in which their tools accepted them;
-    - omitted calls, if at least one call is left and all remaining calls have the ids with which they were sent, since
-      some agents omit calls that they have not run.
+    - a changed name or changed arguments of a call with an unchanged id (agents return calls as their tools accepted
+      them);
+    - omitted calls, if at least one call is left and all remaining calls have unchanged ids (some agents omit calls
+      that they have not run).
 
     Adds the client's ids of the calls to `call_ids`, and descriptions of changed or omitted calls to `changed_calls`.
     """

@@ -5,9 +5,8 @@
     Branch          one history of that agent, with its exact tokens in a `Trajectory`
     Node            one turn on a branch
 
-`Record.place_of` finds the place of a request: a turn that it repeats, a branch that it extends, or a new branch.
-Unless the request repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that
-turn.
+`Record.place_of` finds the place of a request: a repeated turn, a branch to extend, or a new branch. Unless the request
+repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that turn.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Record:
         return iter((self.main, *self.others))
 
     def place_of(self, request: Request) -> Place:
-        """Return the place of a request: the turn that it repeats, the branch that it extends, or a new branch.
+        """Return the place of a request: the repeated turn, the branch to extend, or a new branch.
 
         The record is not changed; `enter` changes it.
         """
@@ -190,7 +189,7 @@ def _no_owner() -> None:
 
 
 class Conversation:
-    """All requests of one agent: the branch that grows, and the branches that the agent left by rewriting its history.
+    """All requests of one agent: the growing branch, and the branches that the agent left by rewriting its history.
 
     Args:
         kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
@@ -289,7 +288,7 @@ class Conversation:
         self.branches.append(branch)
 
     def drop_new_branch(self) -> bool:
-        """Drop the last branch if it has no turn, so that the branch before it grows again; return True if dropped.
+        """Drop a last branch without turns, and let the branch before it grow again; return True if dropped.
 
         The only branch is not dropped.
         """
@@ -304,16 +303,16 @@ class Branch:
     """One history that the policy reads and answers: its messages, its turns and their exact tokens.
 
     The tokens of a branch only grow, and become at most one sample. If an agent trims or rewrites its history, the
-    policy has not read the new history: the next request begins another branch, whose first prompt contains the whole
-    new history.
+    policy has not read the new history. So the next request begins another branch, with the whole new history in its
+    first prompt.
 
     Args:
         shown_ids: `CallNames.shown_ids` of earlier branches: calls that the history took over from them keep their ids.
 
     Attributes:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
-            open, and until an agent gets it (`Conversation.has_unread_turn`).
-        covered: Number of messages that the policy has read, so that `messages[covered]` is the last answer.
+            open or unread (`Conversation.has_unread_turn`).
+        covered: Number of messages that the policy has read; `messages[covered]` is the last answer.
         origin: The turn of another branch after which this branch's own messages begin; None if this branch shares no
             turn with another.
         nodes: The turns. After a resume, only the turns whose position among the messages is known.
@@ -321,12 +320,12 @@ class Branch:
         head: System prompt and tools of the first prompt; None before the first request and after a resume.
         prompt_ids: Tokens of the first prompt, even if sampling the first turn failed.
         parse_failures: Tool calls that could not be parsed.
-        final_text: The last turn as text, with its control tokens but without the end of turn; until this branch has an
-            answer, the text of the branch before it.
+        final_text: The last turn as text, with its control tokens but without the end of turn. Before this branch's
+            first answer, the text of the previous branch.
         stop_reason: Strands' stop reason of the turn in `final_text`; "" if there is none.
         calls: Names and ids of the calls that the policy wrote.
         chat_tools: The tools as the template reads them.
-        new_images: Images in the context of the turn that is being sampled; kept if the sampling fails.
+        new_images: Images in the context of the turn in progress; kept if the sampling fails.
         ended_by: Text that says why a request left this branch; "" while this branch may grow.
         with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
             as the policy read them; `messages` has them without that text.
@@ -411,8 +410,9 @@ class Branch:
     def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
         """Append the node of a turn with sampled tokens; store copies of the messages that the policy read in the turn.
 
-        The copies replace all messages after the first `covered`: the last answer, which the agent may have reworded;
-        or, in the first turn of a branch (`covered` is 0), the shared messages that `Record.enter` stored.
+        The copies replace all messages after the first `covered`. Usually, they replace only the last answer, which the
+        agent may have reworded. In the first turn of a branch (`covered` is 0), they replace the shared messages that
+        `Record.enter` stored.
 
         Args:
             messages: The last answer, if any, as the agent's history has it; then the new messages.
@@ -429,7 +429,7 @@ class Branch:
         self.new_images = ()
 
     def append_answer(self, answer: Answer) -> None:
-        """Store the answer of the last turn, which has ended; append its message unless the branch has it already."""
+        """Store the answer of the last, ended turn; append its message unless the branch has it already."""
         self.nodes[-1].answer = answer
         if self.last_answer is None:
             self.messages.append(("assistant", answer.message["content"]))
@@ -520,7 +520,7 @@ class Reply:
         calls: Strands' `toolUse` values.
         stop_reason: Strands' stop reason.
         usage: inputTokens, outputTokens, cacheReadInputTokens, as Strands names them.
-        stop: The stop string that ended the turn, which is not part of the text; None if no stop string did.
+        stop: The stop string that ended the turn, not part of the text; None if no stop string did.
     """
 
     reasoning: str
@@ -542,9 +542,9 @@ class CallNames:
 
     Attributes:
         tools: The name of the called tool.
-        shown_ids: The id under which the template shows the call and its result: the id that the policy wrote, if the
-            format has ids; otherwise 9 letters and digits, as some templates require.
-        failure_texts: The text that the policy reads in place of the result of a call that could not be parsed.
+        shown_ids: The id under which the template shows the call and its result. If the format has ids, this is the
+            policy's id; otherwise, 9 letters and digits, as some templates require.
+        failure_texts: For a malformed call, the text that the policy reads in place of a result.
     """
 
     tools: dict[str, str] = field(default_factory=dict)
@@ -558,7 +558,7 @@ class ClientView:
 
     Attributes:
         messages: The messages of the client's last request, in the client's wording.
-        call_ids: For calls whose ids the client changed: the client's id -> the tool-use ids that the gateway sent;
+        call_ids: For calls with ids that the client changed: the client's id -> the gateway's tool-use ids. There are
             several if the client gave calls of one turn the same id.
         answered_at: Time of the last answer, by `time.monotonic`; 0.0 before the first.
     """
@@ -640,7 +640,7 @@ class ExtendBranch:
         conversation: The conversation of the branch.
         branch: The branch.
         answer: See `Match`.
-        new_messages: The messages that the policy has to read; none if the branch's last turn is open.
+        new_messages: Messages for the policy to read; none if the branch's last turn is open.
         match: The comparison with the branch.
     """
 

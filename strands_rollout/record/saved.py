@@ -1,8 +1,8 @@
 """Save and load unfinished episodes.
 
 An episode is saved as a whole, next to the tokens of an aborted sample (`save_episode`, `load_episode`), or step by
-step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. What a branch notes about its turns
-(names and ids of calls, parse failures, the final text) is not saved, since it can be read from the tokens again.
+step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Names and ids of calls, parse failures
+and the final text are not saved: they can be read from the tokens again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EpisodeProgress:
     """The state of an agent between two steps of its episode.
 
     Attributes:
-        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
-            tools, or with the results of those calls.
+        messages: The agent's history. It ends with a message for the policy, with an answer that calls tools, or with
+            the results of those calls.
         covered: Number of messages that the policy has read.
         finished: Tool-use id -> result, for the ended calls of the last message; a resume does not run these calls
             again.
@@ -66,7 +66,7 @@ class SavedEpisode:
     Attributes:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
-        engine_aborts: Number of requests that the engine aborted and after which the turn was continued or repeated.
+        engine_aborts: Number of requests aborted by the engine after which the turn was continued or repeated.
         code: Counts and times of the code tool, by name; see `CodeCallTotals`.
     """
 
@@ -199,7 +199,7 @@ def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's result in a form that can be saved: its `json` blocks become the text that the policy reads."""
+    """Return a tool's result for saving: its `json` blocks become the text that the policy reads."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
@@ -299,13 +299,13 @@ _fields_of_part: Final = attrgetter(*_JOURNAL_PART_FIELDS)
 
 
 class StepWriter:
-    """Encoder of an episode's journal records; each has the current counts, and all that is new since the last record.
+    """Encoder of an episode's journal records; each has the current counts, and everything new since the last record.
 
     A record is a line of JSON. If it has turns, the ids of all new tokens follow as int32, and the logprobs of the
     sampled tokens among them as float64.
 
     Args:
-        is_continued: True if the trajectory was begun in another attempt, so that slime may have masked parts of it.
+        is_continued: True if another attempt began the trajectory. slime may then have masked parts of it.
     """
 
     def __init__(self, *, is_continued: bool) -> None:
@@ -386,7 +386,7 @@ class LoadedSteps:
 
     Attributes:
         state: The episode.
-        dropped: Number of tokens that other agents sampled and that are in no sample.
+        dropped: Number of other agents' sampled tokens that are in no sample.
         resumes: Number of earlier resumes.
     """
 

@@ -1,7 +1,7 @@
 """Journal records of unfinished episodes in a folder of append-only files; one process writes to each file.
 
-Each record is written by one system call, so it survives the death of its process; only a crash of the machine may
-lose records that its kernel had not written to disk. A process keeps its files locked (`flock`) while it lives. A file
+Each record is written by one system call, so it survives the death of its process. Only a crash of the machine may lose
+records, if its kernel had not written them to disk. A process keeps its files locked (`flock`) while it lives. A file
 without a lock was left by a dead process, and belongs to the next process that opens the folder. All records of an
 episode are in one file, so no two processes continue the same episode.
 
@@ -11,9 +11,9 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
 Reading stops at the first cut or damaged frame. When a file reaches `MAX_FILE_BYTES`, new episodes go to a new file.
 When the last unfinished episode of a file ends, the file is removed, or only emptied if new episodes still go to it.
-Some episodes are never continued, since their samples were dropped or their settings have changed. So if the files of
-a process together grow too large (`MAX_BYTES`), the process ends the records of episodes that are not running, those
-in the oldest files first.
+Some episodes are never continued, since their samples were dropped or their settings have changed. So the total size of
+a process's files has a limit (`MAX_BYTES`). Above this limit, the process ends the records of episodes that are not
+running, those in the oldest files first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size of a file at which new episodes go to a new file."""
 MAX_BYTES: Final = 4 * 2**30
-"""Total size of a process's files above which the process ends the records of episodes that are not running."""
+"""Limit of the total size of a process's files. Above it, the records of episodes that are not running are ended."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class Part:
     """One accepted answer of the engine, with at least one sampled token.
 
-    A turn has several parts if the engine aborted it, for a weight update or because the rollout ended, and the turn
-    was continued from its own tokens.
+    A turn has several parts if it was continued from its own tokens after an abort. The engine aborts turns for a
+    weight update, for example, or at the end of the rollout.
 
     Attributes:
         start: Index in `Trajectory.token_ids` of the first sampled token.
         end: Index after the last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it; "stop" also if SGLang aborted a turn that had
             just ended.
-        matched: The stop token or stop string that ended the part, if the finish reason is "stop" and the engine
-            reports it.
+        matched: The stop token or stop string that ended the part. None if the engine reports none, or with another
+            finish reason than "stop".
         rid: The request's id, as sent to the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
         prompt_tokens: Number of tokens that the engine read; None if the engine does not report it.
@@ -107,8 +107,9 @@ class Trajectory:
     """The exact tokens that the policy read and wrote, in order.
 
     `token_ids`, `loss_mask` and `logprobs` always have the same length; unless they are empty, they end with a sampled
-    token. A sampled token has mask 1 (0 if slime masked it before a resume) and the engine's logprob (0.0 if logprobs
-    are not requested). Context (prompt, tool results, template text) has mask 0 and logprob 0.0.
+    token. A sampled token has mask 1 and the engine's logprob. Its mask is 0 if slime masked it before a resume. Its
+    logprob is 0.0 if logprobs are not requested. Context (prompt, tool results, template text) has mask 0 and logprob
+    0.0.
 
     Attributes:
         token_ids: Prompt, then response.

@@ -1,8 +1,8 @@
 """The conditions of an episode: digests of settings, code, limits and more that must be the same to continue it.
 
-An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
-otherwise it starts from scratch. For an aborted sample, `resume` allows some conditions to change.
-docs/partial-rollouts.md lists the conditions.
+An episode is continued, from a journal or as an aborted sample, only under the conditions of its start. Otherwise, the
+episode starts from scratch. For an aborted sample, `resume` allows some conditions to change. docs/partial-rollouts.md
+lists the conditions.
 """
 
 import functools
@@ -20,9 +20,9 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_file
 
-# settings that do not count as conditions: they determine which processes play an episode, when the episode gives up,
-# how it is saved and resumed, and what happens to its samples. `row_tools` only offers tools; the tools that a row
-# chooses from it are among the episode's `tools`, which is a condition
+# settings that are not conditions. They determine which processes play an episode, when it gives up, how it is saved
+# and resumed, and what happens to its samples. `row_tools` only offers tools; the tools that a row chooses from it are
+# among the episode's `tools`, a condition
 _IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",
@@ -63,8 +63,8 @@ _PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe �
 def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
     """Return the digest of each condition by its name.
 
-    The seed is not a condition, since it affects only tokens that are still to be sampled. The prompt is not a
-    condition either, since an aborted sample contains its prompt.
+    The seed is not a condition, since it affects only future tokens. The prompt is not a condition either, since an
+    aborted sample contains its prompt.
 
     Args:
         call: The call of `generate`.
@@ -149,7 +149,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a class of trans
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    # cached, since the process does not reload the code if the file changes later
+    # cached, since the process never reloads the code of a changed file
     with suppress(ToolError, OSError):
         file = source_file(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]

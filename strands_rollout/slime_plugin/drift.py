@@ -1,15 +1,14 @@
-"""Measure drift (tokens that training on text would change) and mismatch (context that the template would not write).
+"""Measure drift (tokens that training on text changes) and mismatch (context that differs from the template's).
 
-Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
-one text, as a trainer that gets text does.
+Drift is measured in two ways: each turn is encoded again by itself, and the whole conversation is encoded again as one
+text. A trainer that gets text does the latter.
 
 Mismatch is context whose tokens differ from the chat template's rendering. To find it, the context between two turns is
-cut into control tokens and the texts between them. The control tokens must be those that the template writes around the
-results of the earlier turn's calls and around the user turns that follow, if any. Each text must be the template's,
-apart from the contents of messages, and have the tokens with which the tokenizer encodes it. No record of the
-conversation is needed, since the contents of the results are read from the tokens. A sample does not hold its tools and
-system prompt, so only two things are checked in its prompt: the encoding of the texts, and the end (question and
-generation prompt).
+cut into control tokens and the texts between them. The control tokens must be the template's, around the results of the
+earlier turn's calls and around any user turns that follow. Each text must be the template's, apart from the contents of
+messages, and have the tokens with which the tokenizer encodes it. No record of the conversation is needed, since the
+contents of the results are read from the tokens. A sample does not hold its tools and system prompt. Therefore, only
+two things are checked in its prompt: the encoding of the texts, and the end (question and generation prompt).
 """
 
 from __future__ import annotations
@@ -130,7 +129,8 @@ class TurnReader:
         if self.parser is None:
             return []
         encoder = self.template.encoder
-        # drop the token that ended the turn, but not a token that closes a call: a stop string may have ended the turn
+        # drop the token that ended the turn. If a stop string ended the turn, the last token may close a call, and is
+        # kept
         without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) and ids[-1] not in self._tags else ids
         return self.parser.segments(encoder.decode(without_end), in_reasoning=self.template.opens_reasoning)
 
@@ -141,8 +141,8 @@ class _Difference:
 
     Attributes:
         at: Index of the first differing token in the stretch.
-        tokens: Number of differing tokens in the stretch; if the stretch departs from the template's text, the number
-            of all its tokens from `at` on, which is 0 if tokens are only missing.
+        tokens: Number of differing tokens in the stretch. If the stretch departs from the template's text, all its
+            tokens from `at` on count. If tokens are only missing, the number is 0.
         expected: What is expected at that place, for a report; see `Mismatch.expected`.
     """
 
@@ -157,11 +157,11 @@ class Mismatch:
 
     Attributes:
         position: The index of the first differing token in the sample's tokens.
-        tokens: Number of differing context tokens; if the stretch departs from the template's text, the number of all
-            its tokens from `position` on. 1 if tokens are missing and none differs.
+        tokens: Number of differing context tokens. If the stretch departs from the template's text, all its tokens from
+            `position` on count. If tokens are only missing, the number is 1.
         got: The text of at most `_SHOWN_TOKENS` tokens from `position` on; empty if tokens are missing at the end.
-        expected: What is expected there, for a report: the text that the template renders; "the policy's turn" if the
-            context should have ended; or, if only the encoding of a text differs, the text's token ids.
+        expected: What is expected there, for a report: the text that the template renders. If the context should have
+            ended, "the policy's turn". If only the encoding of a text differs, the text's token ids.
     """
 
     position: int
@@ -395,13 +395,12 @@ class EpisodeDrift:
         number: The episode's position among the measured episodes, or in its dump, from 0.
         index: The sample's own index.
         sampled_tokens: Number of sampled tokens.
-        turn_drift: Number of sampled tokens that would differ if each turn were encoded again by itself.
-        text_drift: Number of sampled tokens that would differ if the whole conversation were encoded again.
+        turn_drift: Number of sampled tokens that differ after each turn is encoded again by itself.
+        text_drift: Number of sampled tokens that differ after the whole conversation is encoded again.
         off_policy: Number of sampled tokens from the first difference of the whole text on. A trainer that gets text
-            would train them after a history that the policy did not read or write.
-        classes: Numbers of drifted tokens by kind. "template" counts context tokens that would differ if the whole text
-            were encoded again; the other kinds count sampled tokens that would differ if each turn were encoded again
-            by itself.
+            would train these tokens after a history other than the policy's.
+        classes: Numbers of drifted tokens by kind. "template" counts context tokens that differ after the whole text is
+            encoded again. The other kinds count sampled tokens that differ after each turn is encoded again by itself.
         first: The first difference of the whole text; None if nothing differs.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
@@ -429,7 +428,7 @@ class EpisodeDrift:
 
     @property
     def mismatched_tokens(self) -> int:
-        """Number of context tokens that differ from the template's rendering; 0 also if no context was compared."""
+        """Number of context tokens that differ from the template's rendering; also 0 without a comparison."""
         return sum(found.tokens for found in self.mismatches or [])
 
 
@@ -591,7 +590,7 @@ def evenly_spread(items: Sequence[T], limit: int = MAX_SAMPLES) -> list[T]:
 
 
 def _lost_positions(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
-    """Return the indices in `sampled` of the tokens that are lost when their text is encoded again, in ascending order.
+    """Return the indices, ascending, of the tokens in `sampled` that are not in `again`, the text encoded again.
 
     For a whole sample, `sampled` also has the context tokens.
     """

@@ -61,8 +61,8 @@ async def play_sample(
 
     Args:
         call: slime's call, or the call that a worker was sent.
-        sink: Stores the episode's journal records, and provides the records of an earlier attempt whose process died,
-            if any. Default: the result of `open_journal`, which may be None.
+        sink: Stores the episode's journal records, and provides any records of an earlier attempt whose process died.
+            Default: the result of `open_journal`, which may be None.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -96,7 +96,7 @@ async def play_sample(
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Log the error of an episode that could not be played or written, and fill its sample, even if args can't be read.
+    """Log why an episode could not be played or written, and fill its sample; `call.args` may be unreadable.
 
     Returns:
         The sample or a list with the sample, as for `generate`.
@@ -130,8 +130,8 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
     """Return whether slime gets a list of samples if the sample does not become ABORTED.
 
-    The settings of the run decide this, not the row's, since slime takes lists either from all episodes whose sample is
-    not ABORTED, or from none.
+    The settings of the run decide this, not the row's. Apart from ABORTED samples, slime takes lists either from all
+    episodes or from none.
     """
     return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
@@ -147,7 +147,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
     if episode.stop_reason is not StopReason.INTERNAL_ERROR:  # the traceback of a bug may still be logged
         for error in filter(None, (episode.error, episode.tools.infrastructure_error)):
             drop_traceback(error)
-    # the id "" stands for agents that were made outside of a tool call; they succeeded if the episode did
+    # the id "" stands for agents that were made outside of a tool call. These agents succeeded if the episode did
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
     obstacle = _resume_obstacle(job, ended, has_siblings=bool(segments))
@@ -178,7 +178,7 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the job's start, without the earlier attempt's state if the program's requests differ from that attempt's.
+    """Return the job's start, without the earlier attempt's state if the program's requests have changed since then.
 
     In that case, also reset the sample.
     """
@@ -218,8 +218,8 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
     journal = _build_journal(job, model, sub_agents, code_calls)
-    # an agent shares this event loop with its model and tools; an `agent_program` may block, so it gets a loop of its
-    # own, and calls the model through the gateway's endpoint
+    # an agent shares this event loop with its model and tools. An `agent_program` may block, so the program gets a loop
+    # of its own, and calls the model through the gateway's endpoint
     own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
     with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
@@ -355,7 +355,7 @@ def _choose_player(
 
 
 def _named_limits(settings: RolloutSettings) -> EpisodeLimits:
-    """Return only the limits that are set, without defaults, since a library's environment has limits of its own."""
+    """Return the limits that are set, without defaults: a library's environment has limits of its own."""
     return EpisodeLimits(
         **{
             limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None
@@ -405,10 +405,10 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    The wait is short for a request that may have been sent after the abort. slime aborts all requests; from 0.3.1 on,
-    it repeats this every 3 s until the engines are idle. An episode worker may learn of an abort later than the
-    engines, so the abort may miss a request that the worker sends in between. Such a request ends at once only if its
-    connection is closed.
+    The wait is short for a request that may have been sent after the abort. slime's abort ends all requests; from 0.3.1
+    on, slime repeats the abort every 3 s until the engines are idle. An episode worker may learn of an abort later than
+    the engines. The abort may then miss a request that the worker sends in between. Such a request ends at once only if
+    its connection is closed.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S
@@ -423,10 +423,9 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
-            sample is ABORTED.
-        routing_key: A key that is sent with each request, so that a router sends all requests of the episode to one
-            engine.
+        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, except for an
+            ABORTED sample.
+        routing_key: A key that is sent with each request. A router sends all requests with the same key to one engine.
         sink: Stores the episode's journal records; None to store none.
     """
 

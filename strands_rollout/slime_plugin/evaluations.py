@@ -1,9 +1,9 @@
-"""Metrics that slime can't log: pass rates where samples may be missing, and scores in the wandb run of a training.
+"""Metrics that slime can't log: pass rates despite missing samples, and scores in the wandb run of a training.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
-slime/observability/metric_utils.py). If rewards are missing, or a data set has its own number of samples per prompt,
-slime raises an error or mixes the rewards of several problems. Therefore `metrics.log_eval` computes pass@k, under
-slime's names. A job that only evaluates a checkpoint can log to the wandb run of the checkpoint's training.
+slime/observability/metric_utils.py). With missing rewards, or with a data set's own number of samples per prompt, slime
+raises an error or mixes the rewards of several problems. Therefore `metrics.log_eval` computes pass@k, under slime's
+names. A job that only evaluates a checkpoint can log to the wandb run of the checkpoint's training.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 @contextmanager
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-    """Yield a function that logs to the wandb run `WANDB_RUN_ID`, which gets the scores of a training's checkpoints.
+    """Yield a function that logs the scores of a training's checkpoints to the wandb run `WANDB_RUN_ID`.
 
-    Yield None in a job that trains, or if the environment variable `WANDB_RUN_ID` is not set.
+    Yield None in a job that trains, or without the environment variable `WANDB_RUN_ID`.
 
     If the environment variable named by `_SHARED_VARIABLE` is "1", the run is the training's own, and the training may
-    still write to it. Unless wandb is offline, this job then joins the run as slime's secondary processes do
-    (`init_wandb_secondary` in slime/observability/wandb_utils.py), and does not mark the run as finished at the end. In
-    any run, wandb plots the numbers against the step in `eval/step`.
+    still write to it. This job then joins the run as slime's secondary processes do (`init_wandb_secondary` in
+    slime/observability/wandb_utils.py), and does not mark the run as finished at the end. An offline run is never
+    joined in this way. In any run, wandb plots the numbers against the step in `eval/step`.
     """
     if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
         yield None

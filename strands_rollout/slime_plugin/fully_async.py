@@ -34,8 +34,8 @@ def generate_rollout_fully_async(
 ) -> object:
     """Collect the groups of a step from slime's worker; slime's `--rollout-function-path`.
 
-    slime's worker is used unchanged if the setting `max_sample_staleness` is null, or if the worker of the installed
-    slime has an unexpected structure.
+    slime's worker is used unchanged if the setting `max_sample_staleness` is null, or the installed slime's worker has
+    an unexpected structure.
 
     Raises:
         ConfigError: slime is absent or has no such rollout (before 0.3.0), or a setting is invalid.
@@ -53,7 +53,7 @@ def generate_rollout_fully_async(
 
 
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
-    """Start a worker that starts only the groups that `max_sample_staleness` allows, unless a worker runs already.
+    """Start a worker whose groups are limited by `max_sample_staleness`, unless a worker runs already.
 
     If this function can't start one, or that setting is null, slime starts its own worker.
     """

@@ -17,9 +17,9 @@ def freeze_long_lived() -> None:
     Later calls in the same process do nothing.
 
     Call this function before the first episode, so that no object of an episode is frozen. Frozen objects are still
-    freed when their reference count drops to zero, but not if they are in a reference cycle, which the collector no
-    longer finds. A threshold that the process has set higher is kept. If the first threshold is higher, or collections
-    are disabled, all thresholds are kept.
+    freed when their reference count drops to zero. In a reference cycle, frozen objects are not freed: the collector no
+    longer finds the cycle. A threshold that the process has set higher is kept. If the first threshold is higher, or
+    collections are disabled, all thresholds are kept.
     """
     gc.collect()
     gc.freeze()

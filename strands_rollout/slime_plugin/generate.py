@@ -36,10 +36,10 @@ async def generate(
         evaluation: True for an evaluation rollout, which may have a context limit of its own.
 
     Returns:
-        The same sample. Its tokens, loss_mask, rollout_log_probs, response and status are valid however the episode
-        ended, with one exception: if the sample became ABORTED before an episode worker was free, only its status is
-        set. With the setting `fan_out`, a list of the sample and its siblings is returned, unless the sample is ABORTED
-        or slime can't take a list.
+        The same sample. Its tokens, loss_mask, rollout_log_probs, response and status are valid, however the episode
+        ended. Exception: if the sample became ABORTED before an episode worker was free, only the status is set. With
+        the setting `fan_out`, a list of the sample and its siblings is returned, unless the sample is ABORTED or slime
+        can't take a list.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.

@@ -78,7 +78,8 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
     The file's folder and the working directory are searched for user code.
 
     Args:
-        path: The configuration file; None for the default settings, whose code is loaded only if there are changes.
+        path: The configuration file; None for the default settings. The code of the default settings is loaded only if
+            there are changes.
         changes: Changes from the command line, as `setting=value`.
 
     Raises:
@@ -91,7 +92,7 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
 
 
 async def check_loadable(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
-    """Check that all code that the settings name can be loaded, and that values such as `tool_parser` can be used.
+    """Check that the code named in the settings can be loaded, and that values such as `tool_parser` can be used.
 
     Args:
         path: The configuration file, whose folder is searched too; None if there is no file.
@@ -116,7 +117,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
 
 
 async def find_load_errors(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
-    """Return the name of each setting whose code can't be loaded or whose value can't be used, with the error.
+    """Return the name and the error of each setting with unloadable code or an unusable value.
 
     If `connects` is set, also start the MCP servers, or connect to those that run already.
     """
@@ -151,7 +152,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check that the file exists, and call the function `check_config(path)` of the agent program's module, if any."""
+    """Check that the file exists, and call any function `check_config(path)` of the agent program's module."""
     if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
@@ -217,10 +218,10 @@ def to_episode_prompt(
             no processor.
 
     Raises:
-        PromptError: The prompt is empty, already rendered or malformed; it is a chat that does not end with a user's
-            message, or whose messages hold content other than text, a user's images, and an assistant's reasoning
-            and tool calls; its images can't be read, or their number differs from that of the `loaded` images; or
-            `loaded` holds something other than images.
+        PromptError: The prompt is empty, already rendered or malformed; a chat does not end with a user's message; a
+            message holds content other than text, a user's images, and an assistant's reasoning and tool calls; an
+            image can't be read; the number of images differs from that of the `loaded` images; or `loaded` holds
+            something other than images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -243,8 +244,8 @@ def to_episode_prompt(
             f"got a prompt of type {type(prompt).__name__}; expected a string, or a chat as a list of "
             '{"role": ..., "content": ...} messages. Check --input-key'
         )
-    # if slime has a processor, it has cut each text at its images or, in a row without images, between all characters,
-    # so the pieces are joined without a separator
+    # if slime has a processor, it has cut each text at its images. In a row without images, it has cut between all
+    # characters. Therefore, the pieces are joined without a separator
     return _convert_chat(prompt, configured_system, images, separator="\n" if loaded is None else "")
 
 
@@ -437,10 +438,12 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     """Return the settings of one episode: the run's, overridden by the row's.
 
     A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
-    or names of MCP servers, from `tools` or `row_tools` of the run's settings. If the mapping has no `tools`, the tool
-    schemas under `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by
-    name. If the run's settings lack a tool of such a name, this is logged once as a warning, unless the run's `tools`
-    have an MCP server, to which the tool may belong.
+    or names of MCP servers, from `tools` or `row_tools` of the run's settings.
+
+    Without `tools` in the mapping, the row's tool schemas choose from the same tools by name. slime's `--tool-key` puts
+    the schemas under `tools` in the metadata itself. If the run's settings lack a tool of such a name, this is logged
+    once as a warning. With an MCP server in the run's `tools`, there is no warning, since the tool may belong to the
+    server.
 
     Raises:
         ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run
@@ -483,9 +486,9 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
 
 
 def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
-    """Return those tools of the run for which the row has schemas; if no schema matches, all `tools` of the run.
+    """Return the tools of the run that have a schema in the row; if no schema matches, all `tools` of the run.
 
-    MCP servers in `tools` always stay, since their tools are known only when they are connected.
+    MCP servers in `tools` always stay: their tools are unknown before they are connected.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]

@@ -1,7 +1,7 @@
 """The journal of an episode: one journal record per step, so that another process can continue the episode.
 
-`record.saved` defines the content of a record and rebuilds an episode from its records. To outlive the process, the
-records are stored by a `RecordStore` in `journal_dir`; an episode worker sends its records to the driver, and also
+`record.saved` defines the content of a record and rebuilds an episode from its records. A `RecordStore` stores the
+records in `journal_dir`, where they outlive the process. An episode worker sends its records to the driver, and also
 writes them to a file on its node. An episode is continued from its last recorded step, in the same way as an aborted
 episode is resumed.
 """
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class RecordSink(Protocol):
-    """Protocol of stores in which an episode's journal records survive the death of the process that plays the episode.
+    """Protocol of stores for an episode's journal records, which survive the death of the episode's process.
 
     Attributes:
-        records: The records of an earlier attempt whose process died; empty if there are none.
+        records: The records of an earlier attempt whose process died; may be empty.
         may_have_acted: True if the tool calls without a result in the last recorded turn may have begun.
         is_latest: True if `records` are known to be from this sample's latest attempt. Otherwise, the sample itself may
             hold a newer state.
@@ -94,7 +94,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a journal record if possible; return once it would outlive this process, since tools run next."""
+        """Write a journal record if possible, and wait until it would outlive this process: tools run next."""
         self._writer.on_turn_end()
         if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
@@ -148,8 +148,8 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
     """Begin an attempt in the sink, and return the state to start from: that of the sink's records, or `start`.
 
-    Return `start` if the sink is None or has no records, if the aborted sample's own state is newer, or if the records
-    can't be used.
+    Return `start` if the sink is None, there are no records, the records can't be used, or the aborted sample's own
+    state may be newer.
 
     Raises:
         LostEpisodeError: A tool may have acted (see `_check_unfinished_calls`), or the records are known to be this
@@ -182,12 +182,12 @@ async def open_journal(
 ) -> EpisodeRecords | None:
     """Open the journal records of this sample in the folder `journal_dir`.
 
-    Return None if `journal_dir` is null, if `resume_aborted` is off, if the folder can't be used, or while another
-    episode of the same sample has the records open.
+    Return None if `journal_dir` is null, `resume_aborted` is off, the folder can't be used, or another episode of the
+    same sample has the records open.
 
     Records belong to this sample if they have its index, its row, the conditions of the episode and the same
-    `evaluation`. If the sample is aborted, records that have its index but differ otherwise are removed, since the
-    sample itself holds a newer state. Each process reads the records of dead processes only once, in a thread.
+    `evaluation`. For an aborted sample, other records with its index are removed, since the sample itself holds a newer
+    state. Each process reads the records of dead processes only once, in a thread.
 
     Raises:
         ConfigError: `conditions` finds no usable tokenizer.

@@ -103,10 +103,10 @@ def log_eval(
 
     With the setting `dump_dir`, also write the first samples of each data set to a file (see `write_step_dump`).
 
-    A sample that failed, was aborted or was not graded (for example, because a judge was unavailable, or the row has no
-    label) is not a wrong answer. It is removed from `data`, from which slime computes its own metrics next. A data set
-    that has only such samples is removed too, and logged as an error. With slime's `--log-passrate`, the pass rates are
-    logged here, and slime's own are turned off.
+    A sample that failed, was aborted or was not graded is not a wrong answer. For example, a sample is not graded if a
+    judge was unavailable or the row has no label. All these samples are removed from `data`, from which slime computes
+    its own metrics next. A data set that has only such samples is removed too, and logged as an error. With slime's
+    `--log-passrate`, the pass rates are logged here, and slime's own are turned off.
 
     Args:
         rollout_id: slime's number of the step.
@@ -413,7 +413,7 @@ def weight_metrics(samples: Samples) -> Metrics:
 def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
     """Return the share of samples that are older than `max_sample_staleness` allows.
 
-    Return {} if that setting is null, or if there are no samples.
+    Return {} if that setting is null or there are no samples.
 
     A share of more than a tenth is logged as a warning, since the engines have generated these samples for nothing.
     """
@@ -558,8 +558,8 @@ def transcript_rows(
     """Return at most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
 
     The rows are the samples with the best, the worst and the median reward, the first failed and the first truncated
-    sample, the longest, the slowest, and the sample with the most tool calls; the column "why" has the reason. Other
-    samples, evenly spread, fill up the table. A sample that can't be written is left out.
+    sample, the longest, the slowest, and the sample with the most tool calls. The column "why" has the reason for each
+    of these rows. Other samples, evenly spread, fill up the table. A sample that can't be written is left out.
 
     Args:
         samples: The samples of a step.
@@ -647,7 +647,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
     The file is `<name>_<rollout_id>.jsonl.gz`, with at least six digits for `rollout_id`. If the first group has more
     than `dump_samples` samples, only its first samples are written.
 
-    An existing file of that name is replaced, since it is assumed to be from an interrupted attempt at the same step.
+    An existing file of that name is replaced: it is probably from an interrupted attempt at the same step.
 
     Args:
         args: slime's args.
@@ -656,7 +656,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
         raw_samples: The samples; lists may be nested.
 
     Returns:
-        The file; None if the setting `dump_dir` is null, or if there are no samples.
+        The file; None if the setting `dump_dir` is null or there are no samples.
 
     Raises:
         ConfigError: A setting is unknown or invalid, or the tokenizer can't be loaded.

@@ -1,7 +1,7 @@
 """The user's own reward: a function, one of Strands' evaluators, or a weighted sum of parts, which may also be judges.
 
 `user_reward` takes a sample and the text of its answer, and returns a score with the values of its parts. An evaluator
-reads more of an episode: the values that `values_for_evaluators` returns, which the sample's metadata stores.
+reads more of an episode: the values that `values_for_evaluators` returns. The sample's metadata stores these values.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ async def user_reward(
     `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 
     Raises:
-        EnvironmentFaultError: A judge failed or gave no number, an evaluator with a judge raised, an evaluator had
-            nothing to judge, a part with a judge took too long, or the rollout was aborted.
+        EnvironmentFaultError: A judge failed or gave no number; an evaluator with a judge raised; an evaluator had
+            nothing to judge; a part with a judge took too long; or the rollout was aborted.
         RolloutError: A function or an evaluator can't be loaded, or returned no finite number; a function, or an
             evaluator without a judge, raised or took too long; an evaluator reads a value that the episode lacks; or
             `built_in` raised a RolloutError or took too long.
@@ -328,7 +328,7 @@ class _Evaluator(Protocol):
     async def evaluate_async(self, case: object) -> list[Any]: ...
 
 
-# the event is set when no one awaits the reward any more, so that a model call in an evaluator's thread ends, too
+# set when no one awaits the reward any more; a model call in an evaluator's thread then ends, too
 _REWARD_ENDED: Final[ContextVar[threading.Event]] = ContextVar("reward_ended")
 
 
@@ -364,7 +364,7 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) 
 
 
 def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> None:
-    """Raise ConfigError if an evaluator would return 0 only because the episode lacks the values to compare."""
+    """Raise ConfigError if the episode lacks the values that an evaluator compares: the evaluator would return 0."""
     from strands_evals.evaluators import Equals, StateEquals
 
     states = (facts_of(answer.sample).evaluated or {}).get("state") or {}
@@ -477,7 +477,7 @@ _MISSING_FIELD_REMEDIES: Final = {
 
 @functools.cache
 def _case_class() -> type[Any]:
-    """Return a subclass of strands_evals' EvaluationData that raises ConfigError when a missing value is read."""
+    """Return a subclass of strands_evals' EvaluationData that raises ConfigError on reading a missing value."""
     from strands_evals.types.evaluation import EvaluationData
 
     class Case(EvaluationData):  # type: ignore[misc] # an optional package's
@@ -494,8 +494,8 @@ def _case_class() -> type[Any]:
 def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
-    The trajectory is None if the messages lack calls; a list of tool names if the row's `expected_trajectory` is such a
-    list and the evaluator does not read a Session (`reads_session` is False); otherwise, it is a Session.
+    Usually, the trajectory is a Session. If the row's `expected_trajectory` is a list of tool names, the trajectory is
+    such a list, too, except with `reads_session`. If the messages lack calls, the trajectory is None.
     """
     facts, label = facts_of(answer.sample), answer.label
     evaluated = facts.evaluated

@@ -18,9 +18,9 @@ from strands_rollout.samples import (
 from strands_rollout.slime_plugin.conditions import changed_conditions
 
 logger = logging.getLogger(__name__)
-# conditions that may differ when a sample is resumed; the rest of its episode is played with the new values
+# conditions that may differ in a resumed sample; the rest of its episode is played with the new values
 _CHANGEABLE_CONDITIONS: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
-# response-side fields of slime 0.3's Sample that are None in a new sample; fields that a Sample lacks are skipped
+# response fields that are None in a new Sample of slime 0.3; fields missing in a Sample are skipped
 _NONE_FIELDS: Final = (
     "loss_mask",
     "rollout_log_probs",
@@ -50,7 +50,7 @@ class EpisodeStart:
     aborts: int = 0  # times that the sample came back ABORTED
     resumes: int = 0  # times that the episode was resumed, this time included
     question: str | None = None  # the environment's question, which replaced the row's prompt
-    dropped_tokens: int = 0  # tokens that earlier attempts sampled and that no sample holds
+    dropped_tokens: int = 0  # sampled tokens of earlier attempts that no sample holds
 
 
 def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:

@@ -1,8 +1,8 @@
 """slime's reward function: it takes a sample, or a list of samples, and returns the reward of each.
 
 A reward is a number, or a dict of plain JSON values. The function raises an error only if the run must end, or its
-caller was cancelled. After any other failure, it returns the reward of a wrong answer; the reason is in the dict (which
-is in the sample's facts if the reward is a number). `reward_func` is the entry.
+caller was cancelled. After any other failure, the function returns the reward of a wrong answer. The reason is in the
+dict. If the reward is a number, the dict is in the sample's facts. `reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
 """Key in a row's metadata that says how the answer is graded: its value is one of `Grading`, by default "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
-"""How an answer is graded: "math" compares it with the label as mathematics, "choice" compares the letter of the choice
-with the label, and "ifeval" checks whether the answer follows IFEval's instructions."""
+"""How an answer is graded. "math" compares the answer with the label as mathematics. "choice" compares the letter of
+the choice with the label. "ifeval" checks whether the answer follows IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"
 """Parts of an IFEval row's reward: the number of instructions, and the number of instructions that the answer follows.
@@ -75,8 +75,8 @@ RewardList: TypeAlias = "list[Reward | RewardList]"
 async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | RewardList:  # noqa: ANN401 - one or a list
     """Grade the last assistant turn of a sample, or of each sample of a list; slime's `--custom-rm-path`.
 
-    In a list, the siblings of a fan-out (the samples with the same `rollout_id`) share one reward: the main agent's
-    sample is graded once, and each sibling gets a copy of its reward. If the main agent's sample is not in the list,
+    In a list, the siblings of a fan-out (the samples with the same `rollout_id`) share one reward. Only the main
+    agent's sample is graded; each sibling gets a copy of its reward. If the main agent's sample is not in the list,
     each sibling is graded by itself.
 
     Run slime with `--reward-key score --eval-reward-key acc`. Without these arguments, slime gets the score alone.
@@ -95,28 +95,28 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Returns:
         A reward for each sample, in lists nested as the samples are. A reward is a dict with these keys:
 
-        - `score`: the setting `correct`, or the setting `wrong`, which `tool_shaping` may raise or lower; or the score
-          of the user's reward, of the environment or of slime's example.
+        - `score`: the setting `correct` or `wrong`, or the score of the user's reward, of the environment or of slime's
+          example. `tool_shaping` may raise or lower `wrong`.
         - `acc`: 1.0 or 0.0, or the `acc` of the user's reward or of the environment.
         - `pred`: the answer as written; "" if there is none.
         - `label`: the row's label as text.
         - `method`: the name of the rule that determined the score.
         - `error`: why the answer could not be judged, else "".
-        - `parts/NAME`: one key for each part of the user's reward, for each number other than `score` and `acc` from
-          that reward or from the environment, and for the two counts of IFEval's instructions.
+        - `parts/NAME`: one key for each part of the user's reward, and for the two counts of IFEval's instructions.
+          Each number other than `score` and `acc` from that reward or from the environment has a key, too.
 
         A sample whose reward failed (its `method` is `error` or `no_judge`) is excluded from training: it gets
         `remove_sample`.
 
-        The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
-        nor `eval_reward_key`, or only `eval_reward_key` and the sample is for training. The dict is then kept in
+        The reward is the `score` alone, a float, if slime reads no key from a dict. Then, args set neither `reward_key`
+        nor `eval_reward_key`, or only `eval_reward_key` and the sample is for training. The dict is kept in
         `metadata["strands_rollout"]["reward"]`. If `args` lacks both attributes, the caller is not slime, and gets the
         dict.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
         FailedGroupsError: Too many groups of training samples in a row have nothing to train on, for example while a
-            judge is down; the run must end (see `FailedGroups`). Every other failure becomes a reward, because an
+            judge is down. The run must end (see `FailedGroups`). Every other failure becomes a reward, because an
             exception would end slime's run.
     """
     del kwargs
@@ -143,11 +143,11 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
 class _GradedSample:
     sample: Any
     details: RewardDict
-    episode_number: int | None  # None if the sample is not counted, since it is an evaluation's or unreadable
+    episode_number: int | None  # None for an evaluation's or an unreadable sample: it is not counted
 
 
 async def _grade(args: object, sample: object) -> _GradedSample:
-    """Grade one sample; a training episode counts as running until it is graded, since it may still succeed."""
+    """Grade one sample; until then, a training episode counts as running, since it may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
@@ -180,8 +180,8 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
 def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
     """Apply a function to each sample in order, and return the results in lists nested as the samples are.
 
-    A list that is nested more than `_MAX_LIST_DEPTH` levels deep, as in a list that contains itself, is passed to the
-    function as a bad sample.
+    A list nested more than `_MAX_LIST_DEPTH` levels deep is passed to the function as a bad sample. A list that
+    contains itself is such a list.
     """
     is_list = [isinstance(each, list | tuple) and depth < _MAX_LIST_DEPTH for each in samples]
     pairs = zip(samples, is_list, strict=True)
@@ -230,7 +230,7 @@ def _graded_positions(samples: Sequence[object]) -> list[int]:
 def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
     """Return a key that siblings share, and the sample's number among them.
 
-    The number is None if there was no fan-out; both are None if the sample has no rollout id, or can't be read.
+    Without a fan-out, the number is None. If the sample has no rollout id or can't be read, both are None.
     """
     try:
         with exits_as_errors("the sample", RuntimeError):
@@ -243,7 +243,7 @@ def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
 
 
 async def grade_ahead(args: object, sample: SampleLike) -> None:
-    """Grade a sample in an episode worker if slime will call `reward_func` next, which then reuses the reward."""
+    """If slime will call `reward_func` next, grade the sample in its episode worker; slime's call reuses the reward."""
     will_be_graded = uses_reward_func(args, sample) and not getattr(args, "group_rm", False)
     if will_be_graded and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
         started_at = time.monotonic()
@@ -369,8 +369,8 @@ def _grade_sample(sample: object, cpu_s: float) -> tuple[Grade, Mapping[str, flo
 def is_cut_answer(sample: object) -> bool:
     """Return whether the text that holds the answer was cut before its end.
 
-    The episode's facts record this. A sample without facts has only its status: if that is truncated or aborted, the
-    last turn counts as cut, although it may be whole.
+    The episode's facts record this. A sample without facts has only its status. With the status truncated or aborted,
+    the last turn counts as cut, although it may be whole.
     """
     facts = facts_of(sample)
     if facts.final_is_cut is not None:

@@ -1,15 +1,16 @@
 """Rewards by group: normalization, the dynamic sampling filters, and the end of a run in which too many groups fail.
 
 slime treats a failed sample as a finished sample. While an engine or a judge is down, a run with a dynamic filter would
-draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures,
-and too many in a row raise an error that ends the run.
+draw prompts without end. A run without a filter would train on nothing. Therefore `FailedGroups` counts failures, and
+too many in a row raise an error that ends the run.
 
 An exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no
-longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
+longer awaits. The fully-async rollout logs such an exception and loses the group. An exception from `log_rollout` or
 `normalize_rewards` ends the run in either rollout.
 
 An episode has failed when its sample is FAILED or its reward failed. An episode whose sample can be trained has
-succeeded when its reward is known or, with a reward function other than this package's, when the episode has ended.
+succeeded when its reward is known. With a reward function other than this package's, such an episode has succeeded when
+it has ended.
 """
 
 import logging
@@ -71,20 +72,20 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
     Rollouts with the same `group_index` form a group; rollouts without a `group_index` form groups of
     `n_samples_per_prompt` consecutive rollouts. Each rollout counts once in the mean and the unbiased standard
-    deviation of its group, however many samples it became, and all of its trained samples get the same normalized
-    reward: GRPO compares draws from one prompt, and a rollout is one draw with one reward. A rollout's reward is the
-    reward of the main agent's sample. If no sample is known to be the main agent's, as in a fan-out from another
-    generate function, it is the mean reward of the rollout's trained samples. If all groups have the same size, and
-    there is neither a fan-out nor an excluded sample, the result equals slime's default.
+    deviation of its group, however many samples it became. All of its trained samples get the same normalized reward:
+    GRPO compares draws from one prompt, and a rollout is one draw with one reward. A rollout's reward is the reward of
+    the main agent's sample. In a fan-out from another generate function, the main agent's sample may be unknown. Then,
+    the rollout's reward is the mean reward of its trained samples. If all groups have the same size, and there is
+    neither a fan-out nor an excluded sample, the result equals slime's default.
 
-    The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
-    since the policy did not cause the failure; and a rollout without a usable reward. A usable reward is a number that
-    is finite in float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error; it
-    raises no exception, which would end the training run.
+    The statistics exclude a sample with `remove_sample` or the status FAILED, and a rollout without a usable reward. If
+    the main sample is FAILED, all its siblings are excluded, too, since the policy did not cause the failure. A usable
+    reward is a number that is finite in float32. The normalized reward of excluded samples is 0.0. An unusable reward
+    is logged as an error; it raises no exception, which would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old are excluded first: they get `remove_sample` and
-    an all-zero mask. They are excluded here and not earlier, since slime calls this function last before it trains, and
-    in its fully-async rollout finished samples may wait long for their step.
+    an all-zero mask. This is not done earlier, since finished samples may wait long for their step in slime's
+    fully-async rollout. This function is the last that slime calls before it trains.
 
     Args:
         args: slime's args; `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`, `reward_key`,
@@ -160,8 +161,8 @@ def _last_weights(sample: SampleLike) -> LastWeights:
 def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
     """Return the rollouts of a flat list of samples, in order of their first sample; excluded rollouts have no reward.
 
-    Samples of one `group_index` belong to one rollout if they share a `rollout_id` or, if they have none, an `index`. A
-    sample that has neither is a rollout of its own.
+    Samples of one `group_index` belong to one rollout if they share a `rollout_id`. Without a `rollout_id`, samples
+    with the same `index` belong to one rollout. A sample that has neither is a rollout of its own.
     """
     members: dict[Hashable, list[int]] = {}
     for position, sample in enumerate(samples):
@@ -234,7 +235,7 @@ def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollo
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Return the mean of rewards; exactly their value if all are equal, since rounding must not create a spread."""
+    """Return the mean of rewards; exactly their value if all are equal. Rounding must not create a spread."""
     return rewards[0] if min(rewards) == max(rewards) else math.fsum(rewards) / len(rewards)
 
 
@@ -254,12 +255,12 @@ def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
 class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
-    Its truth value is `keep`, since slime uses the truth value of an output that is not a DynamicFilterOutput.
+    Its truth value is `keep`. slime uses the truth value of any output other than a DynamicFilterOutput.
 
     Attributes:
         keep: True if the group is kept.
         reason: The reason for dropping the group; slime counts dropped groups by reason.
-        keep_when_insufficient: True if the group, although dropped, may fill up a batch that would be too small.
+        keep_when_insufficient: True if the dropped group may fill up a batch that would be too small.
     """
 
     keep: bool
@@ -273,10 +274,10 @@ class FilterVerdict:
 def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401 - slime's
     """Keep a group if its trained rollouts differ in reward; other groups have no advantage to learn from.
 
-    Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are as in
-    `normalize_rewards`: the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so
-    that an outage does not make a group informative. If a reward function other than `reward_func` returns no number
-    for a whole group, the group counts as failed, since slime would otherwise draw prompts without end.
+    Set this function as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are as in
+    `normalize_rewards`. The siblings of a fan-out are one rollout. A failed sample does not count as a rollout;
+    otherwise, an outage would make a group informative. If a reward function other than `reward_func` returns no number
+    for a whole group, the group counts as failed. Otherwise, slime would draw prompts without end.
 
     Args:
         args: slime's args.
@@ -298,9 +299,9 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
     """Prefer the groups that `keep_informative_groups` keeps; others fill the batch before slime draws more prompts.
 
-    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; with
-    such a slime, a group is kept if slime would otherwise draw more prompts. A group without any trained rollout is
-    always dropped.
+    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group.
+    There, a group is kept if slime would otherwise draw more prompts. A group without any trained rollout is always
+    dropped.
 
     Arguments, result and errors are the same as for `keep_informative_groups`.
     """
@@ -339,11 +340,11 @@ def _drop_reason(rewards: Sequence[float]) -> str:
 
 
 class FailedGroups:
-    """Counts a job's groups that failed in a row; any sample that can be trained ends the streak.
+    """Counts a job's failed groups in a row; any sample that can be trained ends the streak.
 
     A group has failed when all of its samples have failed. A burst of failures among concurrent episodes is not enough
-    to end the run: the run continues while any episode that began before the streak's first failure is running or being
-    graded, since that episode may still succeed. Safe to use from several threads.
+    to end the run. An episode that began before the streak's first failure may still succeed; the run continues while
+    any such episode is running or being graded. Safe to use from several threads.
 
     Attributes:
         error: The error that must end the run; None while the run may continue.
@@ -387,7 +388,7 @@ class FailedGroups:
     def add_failed(
         self, number: int, sample: SampleLike, group_size: int, limit: int, why: str
     ) -> FailedGroupsError | None:
-        """Count an episode that failed, or whose reward failed, after its `running_episode()` has ended.
+        """Count a failed episode, or an episode with a failed reward, after its `running_episode()` has ended.
 
         Args:
             number: The episode's number, from `running_episode`.
@@ -398,7 +399,7 @@ class FailedGroups:
 
         Returns:
             The error if the caller must raise it, else None. If concurrent episodes fail, only one of them gets the
-            error. If an episode begins after that and fails, it gets the error again, because the run has continued.
+            error. If the run has continued all the same, an episode that begins later and fails gets the error again.
         """
         with self._lock:
             if self._newest_at_first_failure is None:
@@ -564,7 +565,7 @@ def _max_failed_groups(args: SlimeArgs) -> int:
 
 
 def raise_on_failed_groups(args: SlimeArgs, samples: object) -> None:
-    """Raise the error that must end the run, if there is one and the step has nothing to train on.
+    """Raise the error that must end the run, if any, for a step with nothing to train on.
 
     `generate` and the reward can't end the run in slime's fully-async rollout, which loses their exceptions.
 

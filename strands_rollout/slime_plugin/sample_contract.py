@@ -1,7 +1,7 @@
 """Check finished samples: list the faults that make a sample unusable for slime's trainer, or for any trainer.
 
-slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module shares no
-code with the modules that fill samples, so that it can check their work.
+slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module checks the work of
+the modules that fill samples, so it shares no code with them.
 """
 
 import json
@@ -31,7 +31,7 @@ def contract_violations(
         sample: slime's Sample, or this package's.
         decode: Decodes ids to text, control tokens included; None to leave the response's text unchecked.
         reward_key: slime's `--reward-key`; None if the reward must be a number.
-        may_abort: True if ABORTED is a valid status, for example while the rollout is being aborted.
+        may_abort: True if ABORTED is a valid status, as during an abort of the rollout.
     """
     status = str(sample.status.value)
     violations = [*_bad_lengths(sample)]
@@ -45,7 +45,7 @@ def contract_violations(
 
 
 def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
-    """Return the faults that make a sample unusable for any trainer; empty if it has none.
+    """Return the faults that make a sample unusable for any trainer; empty for a usable sample.
 
     Such faults are an unfinished status, a missing or unusable reward, and tokens, mask or logprobs that are invalid or
     do not fit `response_length`. The rules hold for samples of any generate function; `contract_violations` checks

@@ -89,8 +89,8 @@ class WritingRules:
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
-        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, unless the
-            sample is ABORTED.
+        fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, except for an
+            ABORTED sample.
         max_staleness: Maximum number of weight versions by which a trained token may be older than the last sampled
             token; None for no limit.
         resume_conditions: A function that returns the episode's conditions, to be saved with an aborted sample; None if
@@ -183,7 +183,7 @@ def write_trajectory(
     """Append the trajectory's tokens that a sample lacks, set its images and response text, and mask stale tokens.
 
     Returns:
-        The number of tokens that were masked because their weights were too old.
+        The number of stale tokens that were masked.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
@@ -235,9 +235,9 @@ def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: in
 def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
     """Fill the fields that some of slime's arguments require of every sample in a batch.
 
-    These are the number of turns (`--log-multi-turn`) and the replay data. A sample without replay data, such as one
-    that failed before its first token, gets placeholders of the right shape (no top-p ids, arbitrary experts); without
-    them, the batch could not be built.
+    These are the number of turns (`--log-multi-turn`) and the replay data. A sample may lack replay data, for example
+    after a failure before its first token. Such a sample gets placeholders of the right shape: no top-p ids, arbitrary
+    experts. Otherwise, the batch could not be built.
     """
     if getattr(args, "log_multi_turn", False):
         sample.metadata["round_number"] = facts_of(sample).turns or 0
@@ -345,9 +345,9 @@ _GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     """Return whether slime can take a list of samples from an episode; warn once about arguments that conflict with it.
 
-    In an evaluation, slime can't take lists. slime 0.3 expects one sample, not a list, for each element of a group when
-    it collects partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no
-    field for the rollout to which it belongs.
+    In an evaluation, slime can't take lists. In three cases, slime 0.3 expects each element of a group to be one
+    sample, not a list: with --partial-rollout, with --group-rm, and in its fully-async rollout. Before 0.3.0, slime's
+    Sample has no field for the rollout to which it belongs.
     """
     if evaluation:
         return False
@@ -388,7 +388,7 @@ class SiblingSegment:
             sub-agent.
         model: The model that sampled the branch.
         segment: The branch, with at least one sampled token.
-        is_cut: True if the branch belongs to a sub-agent that was interrupted in a tool call.
+        is_cut: True for a branch of a sub-agent that was interrupted in a tool call.
     """
 
     kind: str
@@ -418,8 +418,8 @@ def sibling_segments(
         kind = "aside" if conversation.kind == "aside" else "agent"
         # snapshots, since a tool in a thread may still be running the agent and appending to its record
         branches = [branch.snapshot() for branch in conversation]
-        # an agent whose last turn calls a tool may have ended there, for example with structured output; but if the
-        # tool call that ran the agent failed or was cut, the agent was interrupted there
+        # an agent may end with a turn that calls a tool, for example for structured output. But if the tool call that
+        # ran the agent failed or was cut, the agent was interrupted in that turn
         was_interrupted = kind == "agent" and conversation.call not in succeeded
         siblings += [
             SiblingSegment(kind, model, branch, is_cut=was_interrupted and branch.stop_reason == "tool_use")

@@ -1,7 +1,7 @@
 """Access to slime's arguments, tokenizer, generation state, abort flag and trace, for episodes.
 
-Each function also works where slime is absent: this module imports slime inside functions. slime is installed from its
-repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from 0.2.4 on,
+This module imports slime inside functions, so each function also works without slime. Install slime from its
+repository: the `slime` of PyPI is another package. The code supports the newest slime and its releases from 0.2.4 on,
 which have some modules in other places.
 """
 
@@ -98,7 +98,7 @@ def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None
 
 
 _TRANSFORMERS_LOCK: Final = threading.Lock()
-"""Held while transformers is imported (concurrent imports may fail), and while it loads from a checkpoint."""
+"""Held while transformers is imported or loads from a checkpoint. Concurrent imports may fail."""
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -233,16 +233,17 @@ def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], 
 
 
 ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
-"""Functions that are called when slime sets its abort flag; they must not raise, and must return soon."""
+"""Functions to call when slime sets its abort flag. They must not raise, and must return soon."""
 
 
 def watch_aborts(args: SlimeArgs, sample: object) -> None:
     """From now on, call `ABORT_LISTENERS` when slime sets its abort flag, before slime does anything else.
 
-    After setting the flag, slime aborts the engines' requests; slime 0.3.1 and newer repeat this every 3 s while an
-    engine has requests. Processes that send requests must know of the abort first, or they would send new requests
-    after slime's first attempt. slime has no event for the abort: its flag is an attribute of one object, whose class
-    is replaced here by a subclass with a property. Do nothing in an episode worker, or if `slime_state` returns None.
+    After setting the flag, slime aborts the engines' requests. slime 0.3.1 and newer repeat this every 3 s while an
+    engine has requests. Processes that send requests must know of the abort first. Otherwise, they would send new
+    requests after slime's first attempt. slime has no event for the abort: its flag is an attribute of one object. So
+    this function replaces that object's class by a subclass with a property. Do nothing in an episode worker, or if
+    `slime_state` returns None.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, is_slime=is_slime_sample(sample))
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
@@ -321,8 +322,8 @@ def is_fully_async(args: SlimeArgs) -> bool:
 def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
     """Return the seconds for which requests are retried: `setting` or, if it is None, a default.
 
-    The default is longer in jobs of slime, where an episode that gives up costs training data; a command without slime
-    should report a wrong URL soon. Jobs of slime are recognized by an argument that only slime's parser has.
+    In jobs of slime, the default is longer: an episode that gives up costs training data. Elsewhere, a wrong URL should
+    be reported soon. Jobs of slime are recognized by an argument that only slime's parser has.
     """
     if setting is not None:
         return setting
@@ -419,9 +420,9 @@ def slime_state(args: SlimeArgs, *, is_slime: bool = True) -> object:
 
     In an episode worker, return the copy of the driver's state.
 
-    This function does not create the state, since that loads a tokenizer and needs args that a caller outside of
-    slime's rollout may lack. One exception: if the state's class lacks `_instances`, the class is called, which may
-    create the state.
+    This function does not create the state. Creating the state loads a tokenizer, and needs args that a caller outside
+    of slime's rollout may lack. There is one exception: if the state's class lacks `_instances`, the class is called.
+    This may create the state.
     """
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state

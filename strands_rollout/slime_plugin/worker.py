@@ -93,7 +93,7 @@ class RemoteCall:
 
 
 class LeftoverRecords(NamedTuple):
-    """The journal records of an earlier attempt whose process died, if any; fields as in `journal.RecordSink`."""
+    """Journal records of the episode that a dead process left, if any; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
     may_have_acted: bool
@@ -120,7 +120,7 @@ class Assignment(NamedTuple):
         data: A pickled `RemoteCall`.
         buffers: The buffers of the call's large arrays.
         leftover: The journal records of an earlier attempt, if any.
-        aborts: The abort signals that the driver had read when it assigned the episode.
+        aborts: The abort signals that the driver had read before the assignment.
     """
 
     key: int
@@ -143,7 +143,7 @@ class Batch(NamedTuple):
     Attributes:
         records: Pairs of an episode's key and a journal record.
         results: The results of finished episodes.
-        busy: The CPU cores that the worker's process has used since the last batch, on average.
+        busy: The average number of CPU cores that the worker's process has used since the last batch.
         newest_version: The newest weight version that the worker knows; None if it knows none.
     """
 
@@ -173,7 +173,8 @@ class WorkerInfo:
         log: The path of its log, on that node; empty if unknown.
         folder: The folder with the journal records of its episodes, on that node.
         versions: The versions of Python, Ray and this package on that node.
-        load_errors: An entry for each setting whose code can't be loaded on that node, or whose value can't be used.
+        load_errors: An entry for each unusable setting: its code can't be loaded on that node, or its value can't be
+            used.
     """
 
     pid: int
@@ -192,7 +193,7 @@ class DriverState:
     Attributes:
         aborted: slime's abort flag.
         user_abort: As `AbortSignals.user`.
-        last_clear_at: The latest time of `time.monotonic` for which the worker knows that neither flag was set.
+        last_clear_at: The latest time, by `time.monotonic`, at which neither flag was set, as far as the worker knows.
     """
 
     aborted: bool
@@ -238,10 +239,11 @@ class _Outbox:
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
         """Wait for records and results; return all records, and results until their buffers reach `_BATCH_BYTES`.
 
-        Return empty lists if none arrive within `_HEARTBEAT_S` seconds, or after `send_soon` if none are waiting.
+        If none arrive within `_HEARTBEAT_S` seconds, return empty lists. After `send_soon`, return empty lists too if
+        none are waiting.
 
-        The driver asks for a batch only once it has the previous batch. Therefore, the calls of `commit` that wait for
-        the previous batch return when this method is called.
+        The driver asks for a batch only once it has the previous batch. Therefore, calling this method ends the calls
+        of `commit` that wait for the previous batch.
         """
         for commit in self._sent_commits:
             if not commit.done():
@@ -270,8 +272,8 @@ class _Outbox:
 class _WorkerRecordSink:
     """Record sink of a worker: writes to a file in case this process dies, and to the driver in case the node is lost.
 
-    Implements `journal.RecordSink`. The driver keeps the records of the previous attempt until this attempt has sent
-    its first record, which holds the whole episode so far.
+    Implements `journal.RecordSink`. The driver keeps the previous attempt's records until this attempt has sent its
+    first record. That record holds the whole episode so far.
     """
 
     outbox: _Outbox
@@ -291,7 +293,7 @@ class _WorkerRecordSink:
     async def write_before_tools(self, record: bytes) -> None:
         """Send a record, and write it to the file once the driver has it.
 
-        Because of this order, if a dead worker's file lacks a turn's record, the tools of that turn have not begun.
+        So if a dead worker's file lacks a turn's record, that turn's tools have not begun.
         """
         self.outbox.add_record(self.key, record)
         await self.outbox.commit()
@@ -549,7 +551,7 @@ def require_ray() -> Ray:
 def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
     """Return a list with the node of each worker: Ray's id of the node, or None to let Ray choose.
 
-    Blocks for some seconds if resources are short, since Ray reports freed resources late.
+    Ray reports freed resources late. So if resources are short, this function blocks for some seconds.
 
     Raises:
         ConfigError: The cluster has too few free resources, or no live node with CPUs.
@@ -600,7 +602,7 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
 
 
 def check_worker(info: WorkerInfo, ray: Ray) -> None:
-    """Check that a worker's node has the driver's versions of Ray and this package, and that the settings work there.
+    """Check that a worker's node has the driver's versions of Ray and this package, and can use the settings.
 
     Raises:
         ConfigError: A version differs, or code can't be loaded or a value can't be used there.

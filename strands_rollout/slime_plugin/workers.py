@@ -1,9 +1,9 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the worker with the lowest load, or to the worker of its group's last episode if that worker's load
-is hardly higher. The driver keeps the journal records of the episode's steps, so that another worker can continue the
-episode if the first worker dies. All calls of actors are made in the pool's thread, which has its own event loop;
-callers wait in their own event loops.
+Each episode goes to the worker with the lowest load. But the worker of its group's last episode is preferred if that
+worker's load is hardly higher. The driver keeps the journal records of the episode's steps. With these records, another
+worker can continue the episode if the first worker dies. All calls of actors are made in the pool's thread, which has
+its own event loop. Callers wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
 def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
     """Fill the caller's sample from a worker's result, and build its siblings.
 
-    `result` is None if the episode was aborted while it waited for a worker.
+    `result` is None if the episode was aborted while waiting for a worker.
     """
     sample = job.call.sample
     if result is None:
@@ -144,15 +144,15 @@ def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[
 
 @dataclass(eq=False, slots=True)
 class _EpisodeJob:
-    """An episode that is assigned to a worker, and to another worker if the first one dies.
+    """An episode to play on a worker; if that worker dies, another worker gets the episode.
 
     Attributes:
         key: Identifies the episode in this driver.
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Future of the worker's result; the result is None if the episode was aborted while it waited for a worker
-            and had no journal records. Before `WorkerPool.play`, `done` itself is None.
+        done: Future of the worker's result. The result is None if the episode was aborted while waiting for a worker,
+            without journal records. Before `WorkerPool.play`, `done` itself is None.
         worker: The worker that plays the episode; None while it waits.
         waits_or_plays_since: The time, by `time.monotonic`, at which the episode began to wait for a worker or, once
             assigned, to be played.
@@ -218,9 +218,9 @@ class _EpisodeJob:
         Args:
             leftover: The journal records in the worker's file; None if it can't be read.
         """
-        # a turn's record goes to the driver, then to the worker's file, and only then do the turn's tools run; the
-        # record of a tool's result goes to the file first. So if the driver has exactly one record more than the
-        # file, the turn's tools had not begun
+        # a turn's record goes to the driver first, then to the worker's file; the turn's tools run only after that. The
+        # record of a tool's result goes to the file first. So if the driver has exactly one record more than the file,
+        # the turn's tools had not begun
         ahead = 0 if leftover is None else len(self.new_records) - len(leftover)
         records = self.new_records if leftover is None or ahead > 0 else [*leftover]
         self.attempts = 0 if records else self.attempts + 1
@@ -252,8 +252,8 @@ class _Worker:
         jobs: The episodes that it plays, by key.
         assignments: The assignments to send with the next call of `EpisodeWorker.assign`, together with `notices` and
             `cancelled`.
-        args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, as keys of a dict, in the order in which
-            they were sent.
+        args_numbers: The numbers of the actor's `ArgsSnapshot`s, as keys of a dict, in the order in which they were
+            sent.
         deaths: The times of the last deaths, by `time.monotonic`.
         busy: The CPU cores that it used lately, on average.
         episode_s: The smoothed duration of an episode, in seconds; 0 until one has ended.
@@ -337,7 +337,7 @@ class WorkerPool:
     async def play(self, job: _EpisodeJob) -> Result | None:
         """Play the job on a worker and return its result.
 
-        The result is None if the job was aborted while it waited for a worker and had no journal records.
+        The result is None if the job was aborted while waiting for a worker, without journal records.
 
         Raises:
             RolloutError: The workers could not be started, keep dying, or could not play the episode.
@@ -509,8 +509,8 @@ class WorkerPool:
         leftover: dict[int, Sequence[bytes]] | None = None
         starting = self.loop.create_task(self._start_worker(worker))
         try:
-            # wait until any worker on the dead worker's node can read the records there: without them, a finished tool
-            # would count as a tool that may be running, and its episode would be lost
+            # wait for a worker on the dead worker's node, to read the records there. Without the records, a finished
+            # tool would count as a tool that may be running, and its episode would be lost
             while self._worker_on_node_of(dead) is None and not starting.done() and await self._is_node_alive(dead):
                 await asyncio.wait({starting}, timeout=_NODE_POLL_S)
             if dead is not None and (reader := self._worker_on_node_of(dead)) is not None:

@@ -90,7 +90,7 @@ class _SharedState:
     opening: str | None  # the first control token of a prompt
     prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by messages and tools as text
     shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)  # by number of results, and tools
-    # (number of results, with tools?) -> whether the test found that the template inserts the results unchanged
+    # (number of results, with tools?) -> the test's result: True if the template inserts the results unchanged
     keeps_results: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
 
@@ -104,8 +104,8 @@ class ChatTemplate:
         end_ids: Both end tokens.
         opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         example_call: An example of a call as the template writes it.
-        processor: The model's Hugging Face processor, which converts images to tokens; or the folder or hub id from
-            which it is loaded when the first image comes; None to refuse images.
+        processor: Converts images to tokens: the model's Hugging Face processor, or the folder or hub id to load it
+            from when the first image comes. None to refuse images.
     """
 
     processor: Any = None
@@ -161,8 +161,8 @@ class ChatTemplate:
     def prompt_ids(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Return the ids of a whole conversation and of the generation prompt after it.
 
-        The ids equal those of `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, except that text of
-        messages and tools never becomes a control token, unless it is a reasoning tag in an assistant's content.
+        The ids equal those of `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, with one exception.
+        Text of messages and tools never becomes a control token, except for reasoning tags in an assistant's content.
 
         Raises:
             TemplateError: The template refuses the messages, or can't be used with tools or with a system message.
@@ -207,9 +207,9 @@ class ChatTemplate:
         Args:
             messages: The new messages, at least one: tool results in the order of their calls, and user turns.
             tools: The tools of the first prompt.
-            last_id: The last sampled token. The ids begin with the token with which the template ends the policy's
-                turn, unless that token is `last_id`. (It is not if a stop string, the length limit, or another stop
-                token of the model ended the turn.)
+            last_id: The last sampled token. Usually, the template ends the policy's turn with this token, and the ids
+                begin after that token. If a stop string, the length limit, or another stop token of the model ended the
+                turn, the ids begin with the template's end token.
 
         Raises:
             TemplateError: The template refuses the messages, or user turns in a conversation with tools; or it renders
@@ -367,8 +367,8 @@ def find_turn_shape(
         texts: Texts to try as results, and as names and ids of calls.
 
     Returns:
-        The shape; None if the template changes or refuses results, if the text around the results depends on them, or
-        if a control token swallows the white space next to it.
+        The shape. None if the template changes or refuses results, the text around the results depends on the results,
+        or a control token swallows the white space next to it.
     """
     if not encoder.keeps_white_space:
         return None
@@ -410,7 +410,10 @@ def _build_shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 
 def _tool_messages(results: Sequence[str], number: int) -> list[ChatMessage]:
-    """Make messages whose names and ids differ in each trial, so that a template that shows them gets no shape."""
+    """Make messages with these results; names and ids differ in each trial.
+
+    Thus, a template that shows names or ids gets no shape.
+    """
     ids = [f"{result or 'call'}_{number}_{index}" for index, result in enumerate(results)]
     return [
         {"role": "tool", "name": result or f"tool{number}", "tool_call_id": call_id, "content": result}

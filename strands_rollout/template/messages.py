@@ -2,8 +2,8 @@
 
 All content that a policy can read is kept; tool results come first in their message, in the order of their calls.
 Content with images becomes a list of parts, as templates of vision-language models expect; other content becomes a
-string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result that later steps can
-copy, compare, save and show: it consists of plain JSON values and the bytes of images.
+string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result. The result has only
+values that later steps can copy, compare, save and show: plain JSON values and the bytes of images.
 """
 
 import dataclasses
@@ -151,8 +151,8 @@ def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Ma
     """Convert a message's tool results, in the order of their calls; remove the answered calls from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
-    templates show no ids. Results with the same id keep their order. If no call has a result's id, the result is
-    assigned to a call without a result, if there is one, and gets that call's id.
+    templates show no ids. Results with the same id keep their order. A result whose id no call has is assigned to a
+    call without a result, if any, and gets that call's id.
     """
     if not results:
         return []
@@ -284,8 +284,8 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
     unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too, as
-    does a block of an unknown kind. If a value can't be shown to the policy, the result is an error with the reason:
-    the value can't be converted, or it has a block with a document, a video, or an image without bytes.
+    does a block of an unknown kind. A value that can't be shown to the policy becomes an error with the reason. Such a
+    value can't be converted, or has a block with a document, a video, or an image without bytes.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text

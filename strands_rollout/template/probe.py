@@ -1,10 +1,10 @@
 """Probe a chat template once: find how it ends turns, opens reasoning and writes calls; check that it is append-only.
 
-Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
-outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
+Prompts that grow turn by turn are compared with whole prompts, token by token. A template is refused if it later
+changes text outside the assistant's turns. Otherwise, the trainer would see tokens that the policy has not read. Text
 inside these turns is sampled by the policy, so the template's version of it is not used. Differences there are
-accepted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
-assistant's header. `turn_notes` describes some of these differences for the log.
+accepted: the template may later leave out or rewrite text, and the generation prompt may add text after the assistant's
+header. `turn_notes` describes some of these differences for the log.
 """
 
 import re
@@ -72,7 +72,7 @@ def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
 
 
 def mark(index: int, call_id: str | None = None) -> str:
-    """Return the text that marks a turn's text or, if `call_id` is given, the arguments of that call."""
+    """Return the mark for a turn's text or, with `call_id`, for the arguments of that call."""
     return f"probed-answer-{index}-end" if call_id is None else f"probed-argument-{index}-{call_id}-end"
 
 
@@ -125,7 +125,7 @@ def check_append_only(
     tools: Tools = (),
     with_system: bool = False,
 ) -> None:
-    """Check that prompts that grow turn by turn equal a whole rendered conversation, except in assistant turns.
+    """Check that prompts grown turn by turn equal a whole rendered conversation, except in assistant turns.
 
     Args:
         template: Renders whole conversations.
@@ -226,7 +226,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
 
 
 def _find_departure(prompt: str, turn: str) -> int:
-    """Return the first index at which `turn` differs from `prompt`; if it is within a tag, the tag's start."""
+    """Return the first index at which `turn` differs from `prompt`, or the start of a tag around that index."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -245,7 +245,7 @@ class CallTurn(NamedTuple):
     name: str
     arguments: Mapping[str, Any]
     shown: str = ""
-    """Text that hints at the format if the template can't write calls: a prompt with a tool, and all control tokens."""
+    """If the template can't write calls, a hint at the format: a prompt with a tool, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class ProbedTemplate:
         lead: Text between the generation prompt and an answer's text, such as the end of empty reasoning.
         tools_error: Reason why the template can't be used with tools, or None.
         user_turns_error: Reason why a conversation with tools can't have a second user turn, or None.
-        system_error: Reason why a conversation can't begin with a system message; None if it can, or if the template
+        system_error: Reason why a conversation can't begin with a system message, or None. Also None if the template
             itself refuses such a message.
         example_call: An example of a call as the template writes it.
         notes: Changes that the template makes to the assistant's turns, for the log; sampled turns are not affected.
@@ -309,8 +309,8 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
 def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
     """Return whether the generation prompt ends inside reasoning, and the text between the prompt and an answer's text.
 
-    The prompt ends inside reasoning if it opens a tag and the template, when it writes a turn, either closes that tag
-    before the turn's text or leaves the tag out.
+    The prompt ends inside reasoning if it opens a tag that a written turn does not leave open. In such a turn, the
+    template either closes the tag before the turn's text or leaves the tag out.
     """
     question = "probed-question"
     prompt = template.render([user(question)]).rpartition(question)[2]
@@ -418,9 +418,9 @@ def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | N
 
 
 def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> str | None:
-    """Return the reason why a conversation can't begin with a system message.
+    """Return the reason why a conversation can't begin with a system message, or None.
 
-    None if it can, or if the template itself refuses such a message.
+    Also return None if the template itself refuses such a message.
     """
     for conversation, tools in [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]:
         try:
@@ -472,7 +472,7 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
 
 
 def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
-    """Find the tokens that end turns in a template that renders tools and results.
+    """Find the end-of-turn tokens of a template that renders tools and results.
 
     Args:
         template: Renders whole conversations.

@@ -37,7 +37,7 @@ SHIPPED_TEMPLATES: Final = {
     "deepseek_v3_1_tools": ("tool▁sep",),
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
-"""Name of a template in this folder -> texts that occur in each template that it can replace."""
+"""Name of a template in this folder -> texts in each template that it can replace."""
 _SANDBOX_ADVICE: Final = (
     " transformers forbids templates to change a list or mapping: use the model's own template instead"
 )
@@ -98,8 +98,8 @@ class TemplateRenderer:
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
         # if a template puts a name into a tag, as in "<" + name + ">", the name "think" becomes a token. An escape
-        # before the name prevents that. The escape is not used if it changes the rendered text, as it would if
-        # the template compares the name with a constant
+        # before the name prevents that. But the escape may change the rendered text, for example if the template
+        # compares the name with a constant. Then the escape is not used
         try:
             separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
@@ -251,12 +251,12 @@ class TurnEnds:
 
     Attributes:
         answer: Ends a turn without calls, before a user turn.
-        calls: Ends a turn with calls, before their results. If a template has no token that closes a turn, this and
-            `answer` are the tokens that open the next part.
-        one_by_one: True if the template can't write a turn with several calls, so that each result must be rendered
-            after a turn with only its own call.
-        silent: True if the placeholder for a turn with calls must have no text, since the template moves text behind
-            results.
+        calls: Ends a turn with calls, before their results. Some templates have no token that closes a turn. Then
+            `answer` and `calls` are the tokens that open the next part.
+        one_by_one: True if the template can't write a turn with several calls. Then each result must be rendered after
+            a turn with only its own call.
+        silent: True if the template moves a turn's text behind results. Then the placeholder for a turn with calls must
+            have no text.
     """
 
     answer: str

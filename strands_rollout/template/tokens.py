@@ -3,14 +3,14 @@
 Untrusted text is escaped before a template sees it. After rendering, the text is unescaped, and encoded by a copy of
 the tokenizer that has no added tokens.
 
-Drift is the number of sampled tokens that would differ if each turn were decoded and its text encoded again. Each turn
-is measured separately, including control tokens: a sampled control token encodes to itself, and ordinary tokens that
-spell a control token count as drift, since they would be encoded to that token.
+To measure drift, each turn is decoded, and its text is encoded again. Drift is the number of sampled tokens that differ
+then. Each turn is measured separately, including control tokens. A sampled control token encodes to itself. Ordinary
+tokens that spell a control token count as drift, since they would be encoded to that token.
 
-A sampled token counts as equal if the encoding of the turn's text has the same token at the same position in the text,
-or if both token sequences are the same from this token to their ends. Positions are counted in characters (and bytes of
-an incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text (Unicode normalization), a
-re-encoded token has the position of its source text. The time is linear in the number of tokens.
+A sampled token counts as equal if the new encoding has the same token at the same position in the text. A token also
+counts as equal if both token sequences are the same from this token to their ends. Positions are counted in characters
+(and bytes of an incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text (Unicode
+normalization), a re-encoded token has the position of its source text. The time is linear in the number of tokens.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class TokenEncoder:
         """Hide the texts of control tokens in untrusted text; ordinary text is returned unchanged.
 
         Different texts have different escaped forms. An empty escape is put next to a text that could begin or end a
-        control token, so that neither the template's own text nor another text can complete the token. This is not
-        done for tokens that begin or end with a letter, a digit or a space: many ordinary texts begin or end so.
+        control token. Otherwise, the template's own text or another text could complete the token. Tokens that begin or
+        end with a letter, a digit or a space don't count here: many ordinary texts begin or end so.
 
         Args:
             text: Untrusted text.
@@ -243,7 +243,7 @@ def _encode(backend: Tokenizer, text: str) -> list[int]:
 
 
 def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
-    """Make a pattern for a control token and the white space that it swallows; the group that matches is the token."""
+    """Make a pattern for a control token and the white space that it swallows; the matching group is the token."""
     by_flags: dict[tuple[bool, bool], list[str]] = {}
     for token in added_tokens:
         by_flags.setdefault((token.lstrip, token.rstrip), []).append(token.content)
@@ -328,7 +328,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode so much of a text's head (or tail) that it has more than `count` ids, if need be the whole text.
+    """Encode enough of a text's head (or tail) for more than `count` ids, or else the whole text.
 
     Return the ids, and True if they encode the whole text.
     """
@@ -400,8 +400,8 @@ def differing_tokens(
         before: The token before the ids; None at the beginning of a prompt.
 
     Returns:
-        The tokens and the re-encoded tokens with their positions, both without the end that they have in common; two
-        empty lists if nothing differs.
+        The tokens and the re-encoded tokens with their positions, both without their common end; two empty lists if
+        nothing differs.
     """
     if reencoded is None:
         reencoded = _reencode_turn(ids, before, tokenizer, bytes_of)
@@ -461,7 +461,7 @@ def decode_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> BytesOf:
-    """Return a function that maps a token id to its bytes (b"" if unknown), exact enough for positions in the text."""
+    """Return a function from token id to bytes (b"" if unknown), exact enough for positions in the text."""
     has_bytes = is_byte_level(tokenizer)
 
     @functools.cache

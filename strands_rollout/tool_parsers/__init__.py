@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 AUTO: Final = "auto"
-"""The value of the setting `tool_parser` that selects the format in which the chat template writes calls."""
+"""The value of the setting `tool_parser` for which the format is detected from the chat template."""
 
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
@@ -166,7 +166,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
 
 
 def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
-    """Return a parser that knows the schemas of `specs` if the format needs them, else the same parser."""
+    """If the format needs schemas, return a parser that knows those of `specs`, else the same parser."""
     # `hasattr` first, since `isinstance` with a protocol is slow
     if not hasattr(parser, "for_tools") or not isinstance(parser, UntypedParser):
         return parser

@@ -26,13 +26,13 @@ Muse Glimmer: a turn consists of messages with recipients, as in harmony: reason
 a tool. After the prompt's `<|start|>assistant`: ` to=self<|message|>...<|eom|>`, then `<|start|>assistant
 to=x<|message|>` and `<atem:function_calls><atem:invoke name="x"><atem:parameter name="key">value</atem:parameter>
 </atem:invoke></atem:function_calls>`. A value of unknown type is JSON if it is valid JSON. The prompt names a tool `x`
-as `x.*`, so the model may write `x.x`, which means `x` if that is a tool. Sources: the model's chat template (as in
-huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
+as `x.*`, so the model may write `x.x`. If `x` is a tool and `x.x` is not, this means `x`. Sources: the model's chat
+template (as in huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-These parsers are stricter than their sources: a value whose type is not that of its schema is a failure, no text is
-unescaped (except strings inside JSON and Python literals), and no text is evaluated as Python code. The parsers check
-only the type of a whole value; keys of nested objects, ranges and patterns are for the tool to check.
+These parsers are stricter than their sources. A value is a failure if its type is not that of its schema. Only strings
+inside JSON and Python literals are unescaped. No text is evaluated as Python code. The parsers check only the type of a
+whole value; keys of nested objects, ranges and patterns are for the tool to check.
 """
 
 import contextlib
@@ -191,7 +191,7 @@ class SchemaParser(TaggedParser):
 
 
 class BlockParser(SchemaParser):
-    """Base class for formats in which each call is a block that ends at the first closing tag."""
+    """Base class for formats with a block for each call; a block ends at the first closing tag."""
 
     open_block: ClassVar[str] = "<tool_call>"
     close_block: ClassVar[str] = "</tool_call>"

@@ -1,14 +1,14 @@
 """The segments of a parsed turn, the protocols and base classes of parsers, and strict decoding of JSON.
 
-Whatever the model writes, a parser neither raises an exception nor repairs the text: an attempted call that does not
-follow the format becomes a `ParseFailure`, whose reason the model reads. To add a format:
+A parser never raises an exception because of the model's text, and never repairs that text. An attempted call that does
+not follow the format becomes a `ParseFailure`. The model reads the failure's reason. To add a format:
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
    Subclass `SectionParser` (`sections.py`) for calls in a section, `ArrayParser` (`json_object.py`) for calls in a JSON
    array. For formats without such tags, subclass `BaseParser`.
-3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`); if values are bare text whose type the
-   tools' schemas define, subclass `SchemaParser` (`bare_values.py`).
+3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`). If the tools' schemas define the types
+   of bare values, subclass `SchemaParser` (`bare_values.py`).
 4. Add the class to the table in `__init__.py`; outside of this package, call `register_parser`.
 5. Add a turn and a chat template to the tables in tests/support, and malformed calls to the tables in
    tests/tool_parsers.
@@ -36,7 +36,7 @@ class StrictJSONError(ValueError):
 
 
 class JSONSource(str):
-    """A text that pretends to have a single line, so that decoding many objects from it is fast.
+    """A text that pretends to have a single line, for fast decoding of many objects.
 
     `json` counts the lines before each error, which takes quadratic time in a text with many errors.
     """
@@ -189,8 +189,8 @@ class ToolCall:
         id: Id from the parser's id source; unique in an episode.
         name: Name of the tool, not empty. The tool may not exist.
         arguments: A JSON object: finite numbers, no lone surrogates, values at most 100 levels deep.
-        written_id: The id that the model wrote, if the format has ids; the call's result is shown with this id. It need
-            not be unique, since a model may write an id twice.
+        written_id: The id that the model wrote, if the format has ids. The call's result is shown with this id. The id
+            need not be unique, since a model may write an id twice.
     """
 
     id: str
@@ -255,7 +255,7 @@ class UntypedParser(Protocol):
 
 @runtime_checkable
 class CutTurnParser(Protocol):
-    """An optional protocol of parsers that can separate reasoning from text in a turn that was cut."""
+    """An optional protocol of parsers that can separate reasoning from text in an unfinished turn."""
 
     def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split an unfinished turn into reasoning and text; calls become text. See `ToolParser.segments`."""

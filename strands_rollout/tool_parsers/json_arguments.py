@@ -6,7 +6,7 @@ All except gpt-oss have a section of calls between two tags, with each call betw
 Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between control tokens. Sources:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
 Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, if any, is in `<think>`. The model also writes
-`x:0` and `functions.x`, which are accepted, since they name the tool. An id without the tool's name (`3`, `call_0a`,
+`x:0` and `functions.x`. Both are accepted, since they name the tool. An id without the tool's name (`3`, `call_0a`,
 `functions_x_0`) is a failure, since the tool could only be guessed.
 
 DeepSeek V3 has three published forms; all are accepted, since they can't be confused:
@@ -30,11 +30,11 @@ that does not have its stated type is a failure here. A section with an unknown 
 gpt-oss's harmony: a turn consists of messages, each with a channel and an optional recipient. A turn with reasoning and
 a call, after the prompt's `<|start|>assistant`: `<|channel|>analysis<|message|>...<|end|>`, then
 `<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>`. The analysis channel is
-reasoning; a message to `functions.x` is a call, even on the analysis channel, where gpt-oss-120b writes many calls; the
-final channel, and commentary without a recipient, are text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's
-chat template, which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request
-10366, and vllm-project/vllm, pull request 35907. Text outside of such messages (an unknown channel, an invalid header)
-is reasoning, or a failure if it has a recipient.
+reasoning. The final channel, and commentary without a recipient, are text. A message to `functions.x` is a call, even
+on the analysis channel: gpt-oss-120b writes many calls there. Sources: openai/harmony, docs/format.md, and
+gpt-oss-20b's chat template, which has the recipient before the channel. Sources for the analysis channel:
+ai-dynamo/dynamo, pull request 10366, and vllm-project/vllm, pull request 35907. Text outside of such messages (an
+unknown channel, an invalid header) is reasoning, or a failure if it has a recipient.
 """
 
 import re
@@ -278,8 +278,8 @@ class GptOssParser(BaseParser):
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in
     unclosed reasoning is a draft. A call must be a message of its own on the commentary or analysis channel, to
-    `functions.x`, with a single JSON object, and end with `<|call|>`. Its content type is optional and ignored, since
-    arguments that are not JSON fail anyway. A turn without any marker is text, unless the prompt opened reasoning.
+    `functions.x`, with a single JSON object, and end with `<|call|>`. A call's content type is optional and ignored:
+    arguments other than JSON fail anyway. A turn without any marker is text, unless the prompt opened reasoning.
     """
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002

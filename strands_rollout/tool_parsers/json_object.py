@@ -85,13 +85,13 @@ class HermesParser(TaggedParser):
     """Parser of the format of Hermes and Qwen, JSON in `<tool_call>`; see the module.
 
     After the opening tag, a call's block has a JSON object, with optional white space around it, and `</tool_call>`;
-    tags inside the object's strings are content. Any other block is a failure. Such a block ends at the first
-    `</tool_call>` after the JSON object or, if the JSON is invalid, after the opening tag; if there is none, it ends at
-    the end of the text.
+    tags inside the object's strings are content. Any other block is a failure. A failed block ends at the first
+    `</tool_call>` after the JSON object. If the JSON is invalid, the block ends at the first `</tool_call>` after the
+    opening tag. Without such a tag, the block ends at the end of the text.
 
     The time is linear in the text, although the text after the first `</tool_call>` of a broken block is parsed again.
     JSON continues past a tag only if the tag is inside a string. But a quote that opens a string in the broken block
-    closes a string in the next block, so the next block's JSON ends at the first tag inside the broken block's strings.
+    closes a string in the next block. So the next block's JSON ends at the first tag inside the broken block's strings.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
@@ -206,7 +206,7 @@ class ArrayParser(TaggedParser):
     open_calls: ClassVar[str]
     close_calls: ClassVar[str] = ""
     closes_turn: ClassVar[bool] = False
-    """True if the closing tag may be the turn's end token, which the text lacks."""
+    """True if the closing tag may be the turn's end token. The text lacks that token."""
     id_key: ClassVar[str | None] = None
     """Key of a call's optional id; None if calls of this format have no id.
 

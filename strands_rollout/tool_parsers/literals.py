@@ -9,7 +9,7 @@ LFM2: the same list of calls, between `<|tool_call_start|>` and `<|tool_call_end
 (as in ggml-org/llama.cpp, models/templates/LFM2-8B-A1B.jinja and LFM2.5-8B-A1B.jinja) and sgl-project/sglang,
 function_call/lfm2_detector.py; SGLang repairs invalid calls, but this parser does not.
 
-In both formats a name may contain dots and dashes, a string may contain line breaks (the templates write both), and
+In both formats, a name may contain dots and dashes, and a string may contain line breaks: the templates write both.
 JSON's true, false and null are accepted too.
 
 Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, with bare keys, and strings without
@@ -177,7 +177,7 @@ class Gemma4Parser(TaggedParser):
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        # a channel that isn't named "thought" is reasoning too, since answers have no channel
+        # any channel is reasoning, not only one named "thought": answers have no channel
         if tag[0] == "<|channel>":
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after

@@ -87,7 +87,7 @@ class SectionParser(TaggedParser):
 class ValueTags:
     """Parser of arguments whose values are enclosed in tags, for formats without escapes.
 
-    A value ends at the first tag that `inner` matches, which must be `close`.
+    A value ends at the first tag that `inner` matches. That tag must be `close`.
 
     Attributes:
         open: Matches the text before a value; its first group is the key.

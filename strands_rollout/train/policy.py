@@ -202,7 +202,9 @@ class Policy:
     def update(
         self, sequences: Sequence[TrainingSequence], before: Sequence[TokenStats], *, progress: float = 0.0
     ) -> UpdateMetrics:
-        """Take the optimizer steps of a batch; skip steps whose advantages are all 0 if KL and entropy are off.
+        """Take the optimizer steps of a batch.
+
+        If KL and entropy are off, skip steps whose advantages are all 0.
 
         Args:
             sequences: The batch.

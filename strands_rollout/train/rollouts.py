@@ -4,10 +4,10 @@ An aborted episode is resumed in the next step, as in slime's partial rollouts. 
 stores only the position: a resumed run computes the order again from its seed.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
-checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
-because both compute the same function of the same tokens. A difference beyond rounding means that the trainer sees
-other tokens or other positions than the policy did, that the rollout's logprobs are wrong, or that trainer and engine
-compute differently, for example with another precision.
+checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's.
+Both compute the same function of the same tokens. A difference beyond rounding has one of three causes. The trainer
+sees other tokens or positions than the policy did; the rollout's logprobs are wrong; or trainer and engine compute
+differently, for example with another precision.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class RolloutCollector:
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
-        waiting: The groups that an abort interrupted, or that finished but were not needed. The next call of `collect`
-            uses them.
+        waiting: The groups that an abort interrupted, and finished groups that were not needed. The next call of
+            `collect` uses all of them.
 
     Args:
         player: Plays the episodes; they end early once `abort_flag` is set.
@@ -127,8 +127,8 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: True if `collect` returns all groups that were begun, with their aborted episodes. This is a
-            deliberate fault, for experiments.
+        trains_aborted: True if `collect` returns all begun groups, with their aborted episodes. This is a deliberate
+            fault, for experiments.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class RolloutCollector:
         self.waiting: list[Group] = []
 
     async def collect(self) -> tuple[list[list[Sample]], int]:
-        """Play until a step's groups are finished; abort the other groups, which the next call resumes.
+        """Play until a step's groups are finished, then abort the others. The next call resumes the aborted groups.
 
         Returns:
-            At most `prompts` finished groups (with `trains_aborted`, all groups that were begun) in the order of their
-            prompts, each as a flat list of samples; and the number of resumed episodes.
+            The finished groups, at most `prompts`, in the order of their prompts, each as a flat list of samples; and
+            the number of resumed episodes. With `trains_aborted`, all begun groups are returned instead.
 
         Raises:
             RolloutError: The engine refused the abort, or did not answer it.
@@ -268,10 +268,9 @@ class TrainingSequence:
         tokens: The ids of prompt plus response.
         prompt_length: The number of prompt tokens, at least 1.
         loss_mask: 0 or 1 per response token.
-        log_probs: The behavior policy's logprobs, one per response token; None if they are unknown, so that the
-            trainer uses its own logprobs from before the update.
-        sampled_log_probs: The logprob at which each response token was sampled, or None if unknown; for comparison
-            only.
+        log_probs: The behavior policy's logprobs, one per response token. None if they are unknown; the trainer then
+            uses its own logprobs from before the update.
+        sampled_log_probs: The sampling logprob of each response token, or None if unknown; for comparison only.
         version: The version of the weights that sampled all tokens; None if there were several, or it is unknown.
         advantage: The advantage of every trained token.
         rollout: A key that only the siblings of a fan-out share.
@@ -319,7 +318,7 @@ class StepBatch:
         drifts: The drift of the samples for which it was measured.
         measured: Details of the drift of the same samples; empty if the method does not train tokens as sampled.
         dropped_groups: The number of groups whose advantages are all 0, for example because their rewards are equal.
-            `sequences` still has their samples, which have no gradient if KL and entropy are off.
+            `sequences` still has the samples of these groups. These samples have no gradient if KL and entropy are off.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
 

@@ -1,7 +1,7 @@
 """The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
-A folder with a checkpoint belongs to one run: a run that differs in `TrainOptions.identity` is refused, so that steps
-of different runs are never mixed. A checkpoint is written atomically, and then earlier checkpoints are removed. The
+A folder with a checkpoint belongs to one run. The folder refuses a run that differs in `TrainOptions.identity`: steps
+of different runs must not be mixed. A checkpoint is written atomically, and then earlier checkpoints are removed. The
 user configures wandb by environment variables only (WANDB_MODE, WANDB_PROJECT ...).
 """
 
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""The metrics of one step. None means that a value is unknown or not finite; metrics that were not measured are left
-out."""
+"""The metrics of one step. None stands for an unknown or non-finite value. Unmeasured metrics are left out."""
 
 STEPS_FILE: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
@@ -53,7 +52,7 @@ _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 class StepLog:
     """A run's steps in a file, one JSON object per line, appended as they end. A context manager.
 
-    Write a step's record before its checkpoint, so that a run that is killed in between repeats the step.
+    Write a step's record before its checkpoint. If a run is killed in between, the resumed run repeats the step.
 
     Args:
         path: The file.
@@ -131,7 +130,7 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepRecord:
-    """Return the record with None for numbers that are not finite, which JSON can't express."""
+    """Return the record with None for NaN and infinities: JSON has no such numbers."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
@@ -160,7 +159,8 @@ class RunState:
     Attributes:
         step: The next step.
         next_position: The position of the first prompt without a group.
-        waiting: The groups that an abort interrupted, or that finished but were not needed. The next step uses them.
+        waiting: The groups that an abort interrupted, and finished groups that were not needed. The next step uses all
+            of them.
         facts: Values for the summary, by name; see `Trainer.facts`.
     """
 
@@ -219,7 +219,7 @@ class TrainFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder if necessary, and lock it against other processes until the block ends.
+        """Create the folder if necessary; within the block, lock the folder against other processes.
 
         Raises:
             ConfigError: Another process holds the lock, or the folder can't be created.
@@ -325,8 +325,8 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        If the console is not a terminal, print the name only until this process's first step ends, and after the last
-        step; in between, the lines that `show_step` prints are enough.
+        If the console is not a terminal, print the name only until the end of this process's first step, and after the
+        last step. In between, the lines of `show_step` are enough.
         """
         self._phase = name
         if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):
@@ -352,7 +352,7 @@ class TrainingProgress:
         self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Warn if the rewards within each group are equal, so that only the loss's KL and entropy terms can train."""
+        """Warn if all rewards within each group are equal: then only the loss's KL and entropy terms can train."""
         has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
         self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0
         if self._steps_without_spread in _WARN_AFTER_STEPS:
@@ -371,7 +371,7 @@ class TrainingProgress:
 
 
 class WandbLog:
-    """A run in wandb, which is resumed if the same folder was logged before. A context manager.
+    """A run in wandb; a folder that was logged before resumes its run. A context manager.
 
     Only the options, the steps' records and the summary are logged; see `start_run`. The options must hold no secret.
     wandb writes its own files to the run's folder `out`, unless WANDB_DIR is set.

@@ -428,8 +428,8 @@ class Trainer:
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
         if self.options.checks and self.method.is_exact:
-            # the first steps of a resumed run may hold only tokens of older weights; at step 0 all tokens are compared,
-            # so that a missing or wrong version from the engine can't hide a difference
+            # the first steps of a resumed run may hold only tokens of older weights, which are not compared. At step 0,
+            # all tokens are compared. Otherwise, a missing or wrong version from the engine could hide a difference
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             if pairs or step == 0:
@@ -463,7 +463,7 @@ class Trainer:
         return {**metrics, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """Save a checkpoint if one is due; a resumed run repeats the rollouts that were played ahead with --async."""
+        """Save a checkpoint if one is due. A resumed run repeats the rollouts played ahead with --async."""
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)

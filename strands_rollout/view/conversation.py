@@ -28,7 +28,7 @@ _END_OF_TURN: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
 )
 _THOUGHT_TAGS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-# blanks the first characters of tags, in text that is not a control token, so that forged tags don't match
+# blanks the first characters of tags, in text other than control tokens; forged tags then don't match
 _BLANK_TAG_STARTS: Final = bytes.maketrans(b"<[", b"\0\0")
 # the result of a call, as the chat templates of the supported model families write it
 _RESULT_PATTERNS: Final = [

@@ -74,8 +74,8 @@ class SampleView:
 class DumpView:
     """A dump, or several dumps (`runs`) side by side: a row per sample, in order, and its details.
 
-    In addition to the values of `view_sample`, a row has `run` and `file`, both counted from 0, `step` from the name of
-    the file, and the sample's `advantage`. `set` comes from the file's name if the sample names no data set.
+    A row has the values of `view_sample`, and four more: `run` and `file`, both counted from 0; `step`, from the file's
+    name; and the sample's `advantage`. If the sample names no data set, `set` comes from the file's name.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -87,7 +87,8 @@ def _contract_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 def reward_key(record: DumpRecord) -> str | None:
     """Return the key of the number in a sample's reward; None if the reward is not a mapping.
 
-    The key is `score` if it is there; else the first key with a number, or `score` if no key has a number.
+    The key is `score` if the reward has this key, else the first key with a number. If no key has a number, the result
+    is `score` too.
     """
     reward = record.values.get("reward")
     if not isinstance(reward, dict):
@@ -99,7 +100,7 @@ def reward_key(record: DumpRecord) -> str | None:
 
 
 def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens whose loss mask contradicts the spans, and spans that contradict the number of sampled tokens."""
+    """Find contradictions between loss mask and spans, and between spans and the number of sampled tokens."""
     if not lists.spans_recorded:
         return
     sampled = bytearray(len(lists.ids))

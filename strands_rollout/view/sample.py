@@ -1,4 +1,4 @@
-"""Build a sample's values for the page: its row in the list, and the details that are read when it is opened."""
+"""Build a sample's values for the page: its row in the list, and the details of the opened sample."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Retokenizer:
     def marks(self, lists: TokenLists) -> list[DriftMark] | None:
         """Return the drift marks of all turns, in order, with positions in the sample's tokens.
 
-        Return None if measuring fails, for example because ids are not the tokenizer's.
+        Return None if measuring fails, for example on ids of another tokenizer.
         """
 
         def marks() -> list[DriftMark]:

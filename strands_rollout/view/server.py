@@ -1,7 +1,7 @@
 """Serve a dump to a browser on this machine, and follow a run that is still writing.
 
-The server answers only below the URL that `live_server` yields, which has a random part. It checks Host and Origin, so
-that pages of other sites can't reach it.
+The server answers only below the URL that `live_server` yields. This URL has a random part. The server checks Host and
+Origin, so that pages of other sites can't reach it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class LiveDump:
     If there is no retokenizer, drift is not marked.
 
     Attributes:
-        latest: Result of the last successful `refresh`: the view, and a tag that changes when a file changes. None
-            before the first `refresh`.
+        latest: Result of the last successful `refresh`: the view, and a tag that changes with the files. None before
+            the first `refresh`.
         read_count: Number of samples that the current or last refresh has gone through.
     """
 

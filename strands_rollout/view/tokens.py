@@ -212,7 +212,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Return the control tokens that end turns; an empty set if, together, they don't end most turns.
+    """Return the control tokens that together end most turns; an empty set if there are none.
 
     A token must end at least a tenth of the turns, and at least as many turns as have it before their last token.
     """
@@ -255,7 +255,7 @@ def drift_marks(
     bytes_of: Callable[[int], bytes],
     before: int | None = None,
 ) -> Iterator[DriftMark]:
-    """Yield a mark for each part of a turn that would get other tokens if its text were encoded again, in order.
+    """Encode a turn's text again; yield a mark for each part that gets other tokens, in order.
 
     Args:
         ids: The turn's ids.

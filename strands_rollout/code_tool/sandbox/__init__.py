@@ -1,9 +1,10 @@
 """The sandbox's processes: the supervisor, the fork server, and the confined children that run code.
 
-These modules import only the standard library and each other: where model-written code runs, nothing else of
-strands_rollout is loaded, except the `__init__` modules of the enclosing packages. This module defines the command that
-starts a process, a child's control messages, and the frame of a JSON message: a length of four bytes (big-endian), then
-the JSON, whose strings may contain lone surrogates.
+These modules import only the standard library and each other. Where model-written code runs, nothing else of
+strands_rollout is loaded, except the `__init__` modules of the enclosing packages.
+
+This module defines the command that starts a process, a child's control messages, and the frame of a JSON message. A
+frame is a length of four bytes (big-endian), then the JSON. The JSON's strings may contain lone surrogates.
 """
 
 import json

@@ -83,8 +83,8 @@ class RunningChild:
     async def start(self, code: str, *, session: bool) -> None:
         """Send code to a child that is ready, and wait until the code starts.
 
-        Also returns if the child exits by itself before the code starts, for example because it can't read the code;
-        its stderr then has the reason.
+        Also returns if the child exits by itself before the code starts. The child's stderr then has the reason, for
+        example that the child can't read the code.
 
         Raises:
             RuntimeError: A signal ended the child before the code started.
@@ -180,7 +180,7 @@ class RunningChild:
             self._close_output(pipe)
 
     def _drain_pipe(self, pipe: int) -> None:
-        """Read the bytes that are in the pipe now; a child that has reported DONE has written all its output."""
+        """Read the bytes that are in the pipe now. A child that has reported DONE has written all its output."""
         for _ in range(64):  # bounded: a thread that prints forever must not block the event loop
             before = self._outputs[pipe].total_bytes
             self._read_output(pipe)
@@ -245,7 +245,7 @@ class ForkServerLink:
         return any(child.pid is None for child in self._children.values())
 
     def orphans(self) -> set[int]:
-        """List processes that code has started and that have lost their parent; the fork server has adopted them.
+        """List the code's orphaned processes, which the fork server has adopted.
 
         While `is_forking`, the list may contain new children.
         """

@@ -1,7 +1,7 @@
 """Runs code, formats its errors, and caps its output, in the local sandbox and in remote sandboxes.
 
-Remote sandboxes are sent this file's source: it must run on Python 3.8, import nothing of this package, and import
-little, because every call pays for the imports.
+Remote sandboxes are sent this file's source. Therefore, it must run on Python 3.8 and import nothing of this package.
+It must import little, because every call pays for the imports.
 """
 
 from __future__ import annotations

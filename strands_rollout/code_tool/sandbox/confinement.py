@@ -1,6 +1,6 @@
-"""The layers that confine model-written code: which layers this machine supports, and how a child applies them.
+"""The layers that confine model-written code: the choice of layers on this machine, and their use in a child.
 
-The fork server decides at its start which layers to use; a forked child calls `apply`, which can't be undone. The
+At its start, the fork server decides which layers to use. A forked child calls `apply`, which can't be undone. The
 layers are:
 
 - `limits`: rlimits
@@ -8,11 +8,13 @@ layers are:
 - `files`: Landlock; or a change of root, if Landlock can't be used and the fork server is root
 - `syscalls`: a seccomp filter; if code may start programs, the layer `programs` replaces it, with another filter
 
-Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
-site-packages folder, since that contains this package with its labels and rewards. If the sandbox's user can't reach
-Python's folders by path (because Python is in a home directory of mode 0700), it reaches them through directory
-descriptors that were opened before the change of user: a path that starts at /proc/self/fd/N needs no permission on the
-folders above the opened one. The permissions of the files themselves and the kernel's confinement still apply.
+Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones. It can never
+read a whole site-packages folder: that folder contains this package with its labels and rewards.
+
+The sandbox's user may be unable to reach Python's folders by path, for example if Python is in a home directory of mode
+0700. Such a user reaches them through directory descriptors from before the change of user. A path that starts at
+/proc/self/fd/N needs no permission on the folders above the opened one. The permissions of the files themselves and the
+kernel's confinement still apply.
 
 Code that may start programs can also read and run what `_PROGRAMS` lists.
 """
@@ -173,7 +175,7 @@ class Workspace:
     uses: int = 0  # number of earlier directories to which the ruleset grants access
 
     def retire(self) -> None:
-        """Close the ruleset if it wastes disk space: a deleted directory keeps its blocks while a ruleset names it."""
+        """Close the ruleset if it wastes disk space. A deleted directory keeps its blocks while a ruleset names it."""
         with contextlib.suppress(OSError):
             has_grown = os.lstat(self.folder).st_blocks > _MAX_FOLDER_BLOCKS
             if self.ruleset is not None and (has_grown or self.uses >= _MAX_RULESET_USES):
@@ -273,7 +275,7 @@ class Confinement:
         return {self.descriptors.reach(folder): names for folder, names in self._libraries.items()}
 
     def sample_files(self) -> list[str]:
-        """Return one file of each folder that code imports from, with the path that confined code uses."""
+        """Return one file of each folder that code imports from, with the path for confined code."""
         folders = [Path(folder) for folder in standard_library_folders()]
         folders += [Path(folder, name) for folder, names in self.library_folders().items() for name in names]
         return [str(file) for folder in folders if (file := next(folder.glob("*.py"), None)) is not None]
@@ -281,16 +283,16 @@ class Confinement:
     def descriptors_to_keep(self) -> list[int]:
         """Return the descriptors that a child keeps open.
 
-        The list is empty if the child changes its root, since code could leave the new root through them.
+        If the child changes its root, the list is empty. Code could leave the new root through such descriptors.
         """
         return [] if self.changes_root else self.descriptors.numbers
 
     def make_workspace(self, folder: str, slot: int, previous: Workspace | None = None) -> Workspace:
-        """Make a directory for a child and, if Landlock is used, a ruleset that grants access to it.
+        """Make a directory for a child and, with Landlock, a ruleset that grants access to the directory.
 
         Args:
-            folder: Path of the directory. The directory of an earlier run must have been deleted: its times and size
-                would reveal something of that run even when it is empty.
+            folder: Path of the directory. The directory of an earlier run must have been deleted. Even empty, it would
+                reveal something of that run by its times and size.
             slot: The slot's number; with the layer `user`, each slot has a user of its own.
             previous: The last workspace at this path; its ruleset is reused if it is open.
 

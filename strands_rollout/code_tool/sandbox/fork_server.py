@@ -112,8 +112,8 @@ def _leave_process_group(confinement: Confinement) -> None:
             _lower_autogroup()
         return
     os.setpgid(0, 0)
-    # these signals would stop the code until its time limit; if the child had its own session, the kernel would ignore
-    # them
+    # These signals would stop the code until its time limit. The kernel ignores them only for a child with its own
+    # session.
     for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
 
@@ -208,7 +208,7 @@ def _avoid_shared_memory() -> None:
 
 
 def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
-    """Stand in for `os.path.realpath`, which would fail at any link because seccomp refuses to read links."""
+    """Stand in for `os.path.realpath`. Resolve no links, because seccomp refuses to read links."""
     if strict is True:  # other values, in newer Pythons, permit missing files
         os.lstat(path)
     return os.path.abspath(path)  # noqa: PTH100
@@ -430,8 +430,8 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         folder: Directory for the child; it is deleted afterwards.
 
     Returns:
-        The first layer that fails, or "reading" if the code can't read Python's files, and the reason; None if no layer
-        fails.
+        The first layer that fails, and the reason; None if nothing fails. The name "reading" instead of a layer means
+        that the code can't read Python's own files.
 
     Raises:
         RuntimeError, TimeoutError: The probe did not run to its end.
@@ -503,7 +503,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Server that forks children into slots, signals and limits them, and reports when they end."""
+    """Server that forks children into slots. It also signals and limits the children, and reports their ends."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands
@@ -596,7 +596,10 @@ class ForkServer:
 
 
 def _reap_child() -> tuple[int, int] | None:
-    """Kill the process group of a child that has ended, and reap the child; return None if no child has ended."""
+    """Kill the process group of an ended child, then reap the child.
+
+    Return the child's pid and exit code; None if no child has ended.
+    """
     found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
@@ -673,7 +676,10 @@ def _lower_autogroup() -> None:
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
-    """Test the layers in real children: mark a layer that fails as missing, and repeat until no layer fails.
+    """Test the layers in real children, until no layer fails; mark each failing layer as missing.
+
+    If the code can't read Python's files, first let the code read files as root. If that does not help, mark the layer
+    "user" as missing.
 
     Raises:
         RuntimeError, TimeoutError: A probe did not run to its end, or layers failed in all of `_MAX_TESTS` tests.

@@ -198,9 +198,9 @@ class ChildLimits:
 def shared_thread_limit(more: int) -> int | None:
     """Return RLIMIT_NPROC for a process whose user has other processes: the existing threads plus `more`.
 
-    The kernel counts all threads of a user, including those in other containers, and does not report the count; all
-    threads of the machine serve as an upper bound. An eighth of the user's limit, at most 1024, is reserved for the
-    user's other processes. Return None if the limit is unknown or has no effect.
+    The kernel counts all threads of a user, including those in other containers. It does not report this count, so
+    all threads of the machine serve as an upper bound. An eighth of the user's limit, at most 1024, is reserved for
+    the user's other processes. Return None if the limit is unknown or has no effect.
     """
     if sys.platform != "linux" or os.geteuid() == 0:
         return None
@@ -279,9 +279,10 @@ def file_access_as(user: int | None) -> Iterator[None]:
 
 
 def enter_user_namespace() -> bool:
-    """Enter a user namespace, in which per-user limits count only the caller; return False if that is not possible.
+    """Enter a user namespace; return False if that is not possible.
 
-    Outside the namespace, the user stays the same. Inside, the user has no name, and the caller gets no capabilities.
+    Inside, per-user limits count only the caller. The user has no name there, and the caller gets no capabilities.
+    Outside the namespace, the user stays the same.
     """
     if sys.platform != "linux":
         return False
@@ -347,8 +348,8 @@ class Ruleset:
     """A Landlock ruleset: limits on what a process may access, independent of its user's permissions.
 
     It is made once and then applied by any number of forked children. It handles every right that the ABI defines, so
-    that access without a rule is refused: files, execution, and TCP ports (from ABI 4) with EACCES; signals and
-    abstract Unix sockets (from ABI 6) with EPERM, if the other process is outside of the caller's Landlock domain.
+    access without a rule is refused. Files, execution and TCP ports (from ABI 4) get EACCES. Signals and abstract Unix
+    sockets (from ABI 6) get EPERM if the other process is outside of the caller's Landlock domain.
 
     A rule applies to the file or directory itself, under all its names. Adding a rule needs no permission on the file.
 

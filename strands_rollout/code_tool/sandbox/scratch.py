@@ -1,8 +1,8 @@
 """Measures and deletes the directories in which code works, and keeps access times of shared files from changing.
 
-The code may change its directory at any moment. Every step therefore uses directory descriptors and follows no links,
-so that only entries of the directory itself are measured or deleted, even if they are renamed meanwhile. No depth of
-nesting, number of files or missing permission stops the deletion.
+The code may change its directory at any moment. Every step therefore uses directory descriptors and follows no links.
+Thus only entries of the directory itself are measured or deleted, even if the code renames entries meanwhile. No depth
+of nesting, number of files or missing permission stops the deletion.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Usage:
 
     disk_bytes: int = 0  # allocated; a file with several names counts once
     entries: int = 0  # files, directories and links
-    is_incomplete: bool = False  # an entry vanished during the measurement, so that another may have been missed
+    is_incomplete: bool = False  # an entry vanished during the measurement; another entry may have been missed
     fault: str | None = None  # text for `killed_by` if the code has made the directory unmeasurable
     _seen: set[int] = field(default_factory=set, repr=False)
 
@@ -115,7 +115,7 @@ def _record_error(used: Usage, error: OSError) -> None:
 
 @contextlib.contextmanager
 def _open_folder(name: str, parent: int | None) -> Iterator[int]:
-    """Open a directory, if possible without an update of its access time, which would reveal the measurement."""
+    """Open a directory, if possible without changing its access time: a change would reveal the measurement."""
     try:
         folder = os.open(name, _OPEN_FLAGS | _O_NOATIME, dir_fd=parent)
     except PermissionError:  # only the owner, and root with CAP_FOWNER, may use O_NOATIME
@@ -191,9 +191,9 @@ def refresh_access_times(paths: Iterable[str]) -> float:
     """Read every file below `paths` whose access time the next read would change.
 
     A run must not leave a message in the access times of files that all code can read. With `relatime`, Linux's
-    default, reading a file changes its access time only if that is a day old, or older than the file's last change.
-    After this function has read all such files, nothing that code reads changes an access time until the next call is
-    due.
+    default, reading a file changes its access time in two cases only: the access time is a day old, or it is older
+    than the file's last change. This function reads all such files. Then no read by code changes an access time until
+    the next call is due.
 
     Args:
         paths: Files and directories.

@@ -5,8 +5,8 @@ can, lists the refused system calls.
 
 `WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Numbers above the last known one get ENOSYS, and so do
 calls that C libraries try first and replace by an older call on ENOSYS. Calls that some file systems or older kernels
-lack get the error that these file systems or kernels return. Byte-range locks and advice about the page cache succeed
-without effect. A call in another architecture's convention ends the process.
+lack get the error of such a file system or kernel. Byte-range locks and advice about the page cache succeed without
+effect. A call in another architecture's convention ends the process.
 """
 
 import ctypes
@@ -48,9 +48,9 @@ ANSWERS: Final[dict[str, int]] = {
     **dict.fromkeys(
         ("fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"), errno.EOPNOTSUPP
     ),
-    # These move pages by reference: a byte that waits in a socket or a pipe keeps up to 2 MiB of the page cache in
-    # memory, even after the file is deleted, and no process is charged for it. On these errors, Python copies by read
-    # and write instead.
+    # These move pages by reference. A byte that waits in a socket or a pipe then keeps up to 2 MiB of the page cache in
+    # memory, even after the file is deleted. No process is charged for this memory. On these errors, Python copies by
+    # read and write instead.
     "sendfile": errno.ENOTSOCK,
     "copy_file_range": errno.EXDEV,
 }
@@ -78,10 +78,10 @@ class Condition(NamedTuple):
 _SUCCESS: Final = 0
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
-# a negative clock id that is not a thread's means the CPU time of a process, possibly that of another process
+# a negative clock id means the CPU time of a thread (allowed), or of a process, possibly another process (refused)
 _CLOCKS: Final = Condition(0, (0, 4, 0x8000_0004), 0x8000_0004, error=errno.EINVAL)
-# MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB, which is of no use on
-# these sockets and whose implementation in the kernel has had vulnerabilities.
+# MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB: it is of no use on
+# these sockets, and its implementation in the kernel has had vulnerabilities.
 _MESSAGE_FLAGS: Final = 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x4000 | 0x8000
 _MESSAGES: Final = Condition(3, (0,), _LOW & ~_MESSAGE_FLAGS, error=errno.EOPNOTSUPP)
 # O_TRUNC only with O_WRONLY or O_RDWR: before its ABI 3, Landlock does not protect a read-only file from truncation.
@@ -117,14 +117,14 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     # WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET; no operation with priority inheritance
     "futex": (Condition(1, (0, 1, 3, 4, 5, 9, 10), _LOW & ~0x180, error=errno.ENOSYS),),
     # No MAP_HUGETLB: that pool is reserved for other programs. Files may be mapped with MAP_SHARED, MAP_PRIVATE or
-    # MAP_SHARED_VALIDATE; anonymous memory with MAP_PRIVATE only: the kernel keeps all of a shared mapping while one of
-    # its pages is mapped, but charges the process for that page only.
+    # MAP_SHARED_VALIDATE. Anonymous memory may be mapped with MAP_PRIVATE only. The kernel keeps all of a shared
+    # mapping while one of its pages is mapped, but charges the process for that page only.
     "mmap": (
         Condition(3, (0,), 0x4_0000, error=errno.ENOMEM),
         Condition(3, (0x1, 0x2, 0x3, 0x22), 0x2F, error=errno.ENOMEM),
     ),
-    # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not PAGEOUT, COLD and
-    # COLLAPSE, which change the page cache of files that all runs read, nor MERGEABLE.
+    # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not MERGEABLE. Not
+    # PAGEOUT, COLD and COLLAPSE: they change the page cache of files that all runs read.
     "madvise": (Condition(2, (*range(5), 8, 10, 11, *range(14, 20), 22, 23, 102, 103), error=errno.EINVAL),),
     # A run could pass information to later runs by choosing which pages of a shared file are cached. Therefore: no flag
     # to query the cache (RWF_NOWAIT) or to read without caching (RWF_DONTCACHE), and no advice to drop pages. Writes
@@ -142,13 +142,15 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     ),
     # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG, which make the kernel send any
     # signal to any process of the same user. F_SETLK and F_SETLKW succeed without taking a lock: locks occupy kernel
-    # memory without a limit, and SQLite needs none, since locks of one process never exclude each other.
+    # memory without a limit. SQLite needs no locks here: locks of one process never exclude each other.
     "fcntl": (Condition(1, (*range(8), 1030, 1032)), Condition(1, (*range(6), 1030, 1032), error=_SUCCESS)),
 }
 
-# Neither Landlock nor a separate user covers these: sockets (Landlock checks TCP bind and connect only: not
-# MSG_FASTOPEN, not MPTCP, not Unix sockets with a path), watching files without opening them, attributes of files,
-# memory and messages that outlive their creator, and io_uring, which can do all of this itself.
+# Neither Landlock nor a separate user covers these:
+# - sockets: Landlock checks TCP bind and connect only, not MSG_FASTOPEN, MPTCP or Unix sockets with a path
+# - watching files without opening them, and attributes of files
+# - memory and messages that outlive their creator
+# - io_uring, which can do all of this itself
 _UNAVAILABLE: Final = """
     io_uring_setup io_uring_enter io_uring_register io_setup io_submit clone3
     inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark
@@ -190,8 +192,8 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
     "close_range": CONDITIONAL["close_range"],
     # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: data written to such a pair can't be sent to another address
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
-    # not PR_SET_DUMPABLE, which would hide open files from the measurement, nor PR_SET_THP_DISABLE, which `Confinement`
-    # has set for the memory limit
+    # not PR_SET_DUMPABLE: it would hide open files from the measurement. Not PR_SET_THP_DISABLE: `Confinement` has set
+    # it for the memory limit
     "prctl": (Condition(0, (4, 41), refuses=True),),
     "fcntl": (Condition(1, (1024,), refuses=True),),  # not F_SETLEASE: opening a leased file blocks
     # for the caller only: otherwise, code could change other processes of the same user
@@ -255,7 +257,8 @@ class _Instruction(NamedTuple):
     if_false: int = 0
 
 
-# returns on every path, so that blocks can be concatenated; only a block of `_check` continues if its condition holds
+# A block returns on every path, so blocks can be concatenated. Only a block of `_check` continues, if its condition
+# holds.
 _Block = list[_Instruction]
 
 
@@ -333,7 +336,7 @@ def _verdict(name: str, rules: Rules) -> _Block:
 
 
 def _check(condition: Condition) -> _Block:
-    """Compile a condition: instructions that return its error if it fails, and otherwise end without a return."""
+    """Compile a condition. If it fails, the instructions return its error; otherwise, they end without a return."""
     argument, values, mask, high, error, refuses = condition
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:

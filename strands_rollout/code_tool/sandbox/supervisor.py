@@ -6,11 +6,11 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "cancel", "id": 7}`
 - `{"do": "close_session", "id": 8, "session": ...}`
 
-Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` that is not cancelled with
-`{"id": 7, "result": {...}}`, which has the fields of an `ExecutionResult`, and each `close_session` with
-`{"id": 8, "result": null}`. After a fault of the sandbox, either result has an `infra_error`. `{"warning": ...}` is
-for the executor's log. When the socket closes or the executor's process ends, the supervisor kills all children,
-deletes all files and exits.
+Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` with
+`{"id": 7, "result": {...}}`; the result has the fields of an `ExecutionResult`. A cancelled `run` gets no answer. It
+answers each `close_session` with `{"id": 8, "result": null}`. After a fault of the sandbox, either result has an
+`infra_error`. `{"warning": ...}` is for the executor's log. When the socket closes or the executor's process ends, the
+supervisor kills all children, deletes all files and exits.
 """
 
 import asyncio
@@ -131,8 +131,8 @@ class Supervisor:
                 result = await self._execute(child, code, timeout_s, in_session=True)
             else:
                 self._fork_server.signal(child, signal.SIGCONT)
-                # earlier code may have left a timer or a thread that ends or stops the child before this code starts;
-                # that is the code's fault, so its time limit includes the start
+                # A timer or a thread of earlier code may end or stop the child before this code starts. That is the
+                # code's fault, so its time limit includes the start.
                 start = child.start(code, session=True)
                 result = await self._watch.follow(child, time.monotonic(), timeout_s, start)
             self._fork_server.signal(child, signal.SIGSTOP)
@@ -240,7 +240,7 @@ class Supervisor:
 
 
 def infra_failure(reason: str) -> dict[str, Any]:
-    """Return the fields of the result of a call that failed because of the sandbox itself."""
+    """Return the fields of a result with an `infra_error`: the sandbox itself failed, not the code."""
     return {"stdout": "", "stderr": "", "exit_code": None, "infra_error": reason}
 
 
@@ -277,7 +277,7 @@ async def _handle_request(request: Mapping[str, Any], supervisor: Supervisor, wr
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
-    with contextlib.suppress(OSError):  # if permitted, so that limits are enforced on time while code keeps CPUs busy
+    with contextlib.suppress(OSError):  # if permitted: enforces limits on time, even while code keeps CPUs busy
         os.nice(_NICE_INCREMENT)  # after the start of the fork server, which would inherit the priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))

@@ -5,8 +5,8 @@ its memory limit, the executor logs a warning.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
 space every few milliseconds, with a single system call. A slot's directory is measured as soon as so much space is gone
-that the slot may have reached its limit. The measurement runs in slices, between which the event loop does other work,
-so that the files of one run do not delay another.
+that the slot may have reached its limit. The measurement runs in slices. Between slices the event loop does other
+work, so the files of one run do not delay another run.
 
 Deleted files that are still open or mapped are found in /proc/PID/fd and maps. The kernel shows these to processes of
 the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the reading thread briefly accesses files as that
@@ -57,9 +57,9 @@ class DeletedFiles:
     def add(self, pid: int, user: int | None, root: str, within: str | None = None) -> None:
         """Add the deleted files of a process; do nothing on systems other than Linux.
 
-        Mapped files are added only if they lay below the root, which is recognized by its unique name: the others
-        include libraries that every process has mapped and that a system upgrade has deleted. The size of a file that
-        is mapped but not open is not visible.
+        Mapped files are added only if they lay below the root; the root is recognized by its unique name. Other mapped
+        files may be libraries of every process, deleted by a system upgrade. The size of a file that is mapped but not
+        open is not visible.
 
         Args:
             pid: The process.
@@ -186,14 +186,14 @@ class _SlotState:
 
 
 class DiskWatch:
-    """Monitor of the disk usage of all slots; finds runs that exceed a limit, or that fill the disk.
+    """Monitor of the disk usage of all slots; finds runs that exceed a limit or fill the disk.
 
     Args:
         limits: Limits of a run, of which `disk_mb` and `max_files` are read.
         root: The folder that contains all slots' directories.
         evict: Ends an idle session, given its slot.
-        fork_server: If code may start programs, the fork server, which adopts processes that have lost their parent;
-            else None.
+        fork_server: The fork server if code may start programs, else None. The fork server adopts processes that have
+            lost their parent.
     """
 
     def __init__(
@@ -246,8 +246,9 @@ class DiskWatch:
     async def find_exceeded_limit(self, child: RunningChild) -> str | None:
         """Measure a child's slot; return text for a result's `killed_by` if the run is at fault, else None.
 
-        A run is at fault if it exceeds a limit, hides its files from the measurement, or uses the most of a disk that
-        is almost full because of the runs. If this process lacks descriptors or memory to measure, return None.
+        A run is at fault if it exceeds a limit or hides its files from the measurement. If the runs have almost filled
+        the disk, the run that uses the most is at fault. If this process lacks descriptors or memory to measure, return
+        None.
 
         Raises:
             RuntimeError: The disk has been almost full for some time, and the runs are not the reason.
@@ -286,8 +287,8 @@ class DiskWatch:
         """Collect the deleted files of all processes of a run.
 
         If code may start programs, the fork server adopts each process whose parent has ended. The user of such a
-        process shows to which run it belongs. If runs have no users of their own, only the folder in which the
-        process's deleted files lay shows it; therefore, a process that hides its files is killed.
+        process shows to which run it belongs. If runs have no users of their own, only the former folder of the
+        process's deleted files shows the run. Then an adopted process that hides its files is killed.
 
         Raises:
             HiddenFilesError: Code may start programs, and a process of the run has made its open files unreadable.
@@ -332,7 +333,7 @@ class DiskWatch:
         return used
 
     def _handle_shortage(self, slot: int, free: tuple[int, int], now: float) -> str | None:
-        """Handle an almost full disk: the run that uses the most is at fault, if the disk is full only because of runs.
+        """Handle an almost full disk: if it is full because of runs, the run that uses the most is at fault.
 
         Returns:
             Text for `killed_by` if this slot's run is at fault, else None. If another run is at fault, its idle session
@@ -409,9 +410,9 @@ def unaccounted_memory() -> int:
 
 
 class MemoryWatch:
-    """Monitor that warns if the end of a run frees more unaccounted memory than a process may have, and over 512 MiB.
+    """Monitor that warns about a run that may have evaded its memory limit.
 
-    Such a run may have evaded its limit.
+    The end of such a run frees more unaccounted memory than a process may have. Up to 512 MiB, there is no warning.
 
     Args:
         memory_mb: Memory limit of a process.
@@ -430,7 +431,7 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def checking_end(self, slot: int) -> Iterator[None]:
-        """Measure how much memory is freed when the context ends a child; warn if the run may have evaded its limit.
+        """Warn if the run may have evaded its memory limit; the run's child must end in the context.
 
         Other programs use memory too. Therefore, unaccounted memory counts only if it has grown during the run and is
         freed at its end.
@@ -451,7 +452,7 @@ _POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 2.0
 _PAGE_TABLES_KIB: Final = 32 * 1024
 _PAGE_TABLES_KIB_PER_MIB: Final = 4  # twice the need of contiguous memory; an isolated page needs 8 KiB
-# fraction of time that checks of all children may take: slow checks run less often, with pauses of up to _MAX_POLL_S
+# fraction of time for the checks of all children. Slow checks run less often, with pauses of up to _MAX_POLL_S
 _SHARE_OF_POLLING: Final = 0.1
 
 
@@ -544,7 +545,7 @@ class RunWatch:
         return None
 
     def allow_threads(self, child: RunningChild) -> None:
-        """Set the thread limit of a child that has no user of its own, if the limit has changed noticeably.
+        """Set the thread limit of a child without a user of its own, if the limit has changed noticeably.
 
         The limit is that of `shared_thread_limit`, with `max_threads` for each of `max_concurrency` calls.
         """

@@ -1,4 +1,4 @@
-"""An agent factory: a function that builds an episode's agent, which may be a Strands Agent, Graph or Swarm."""
+"""An agent factory: a function that builds an episode's agent. The agent may be a Strands Agent, Graph or Swarm."""
 
 from agent import execute_python_code, look_up_price
 from strands import Agent

@@ -315,7 +315,7 @@ class EpisodeFacts:
     segments: int | None = None
     """Number of segments of the main agent; 1 if its history was never rewritten."""
     stale_tokens: int | None = None
-    """Number of tokens sampled by too old weights; these tokens are masked."""
+    """Number of sampled tokens that are masked, since their weights were too old."""
     ended_by: str | None = None
     """On a sibling: why the agent's next request did not continue this segment; empty for the agent's last segment."""
     dropped_sampled_tokens: int | None = None

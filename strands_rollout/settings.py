@@ -463,8 +463,9 @@ class RolloutSettings(_Settings):
     """Dotted path of a Strands conversation manager, or of a function that returns one. A conversation manager may drop
     or summarize messages."""
     fan_out: bool = False
-    """Return several samples per episode: the main agent's, and one for each branch of a sub-agent, each side
-    conversation, and each history that was rewritten later."""
+    """Return several samples per episode: one for the main agent's last history, and one for each other history in
+    which the policy sampled tokens. The other histories are those of sub-agents and side conversations, and the
+    main agent's before each rewrite."""
     transient_context: Literal["segment", "keep"] = "segment"
     """What happens to text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after that request, as after a rewrite of the history; "keep" leaves the text in the context of later requests, so

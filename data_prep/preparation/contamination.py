@@ -56,7 +56,7 @@ class Finding:
     Attributes:
         path: The evaluation file.
         problems: The number of different problems in the evaluation file.
-        problems_short: The number of problems with fewer words than a run, which are compared as a whole only.
+        problems_short: The number of problems with fewer words than a run. They are compared only as a whole.
         problems_stock: The number of problems that consist of stock phrases only.
         stock_phrases: The number of shared runs that are stock phrases.
         overlaps: The contaminated rows, by line.

@@ -179,8 +179,8 @@ fully_async_training() {
   setting NUM_NODES "${default_nodes:-1}" "number of nodes; see RAY_ADDRESS and MASTER_ADDR" count
   nodes="$NUM_NODES" gpus="$NUM_GPUS"
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
-  setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
-  setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
+  setting ACTOR_NODES "$nodes" "number of nodes with GPUs that train" count
+  setting ACTOR_GPUS "$gpus" "number of GPUs that train on each of the ACTOR_NODES nodes; all other GPUs generate" count
   setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions by which a trained sample may be older than the newest weights; also limits groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas

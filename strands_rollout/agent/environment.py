@@ -308,7 +308,7 @@ def checked_score(given: object, what: str) -> dict[str, Any]:
                 return plain
             expected = f"plain JSON of at most {_MAX_SCORE_DEPTH} nested levels"
     except Exception as e:  # the user's mapping and its values may raise anything
-        raise errors.EnvironmentFaultError(f"{what} returned {_short_repr(given)}; expected plain JSON: {e}") from e
+        raise errors.EnvironmentFaultError(f"{what} returned {_short_repr(given)}; expected plain JSON ({e})") from e
     raise errors.EnvironmentFaultError(f"{what} returned {_short_repr(given)}; expected {expected}")
 
 

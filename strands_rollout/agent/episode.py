@@ -66,8 +66,8 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the engine
-            first gets a grace period to return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately, unless a request is in flight. The
+            engine then first gets a grace period to return the tokens that it has sampled.
         self_timed_tools: Names of tools that apply `tool_timeout_s` themselves. They don't count the time for which a
             call waits in a queue.
         hooks: The user's Strands hooks; they are registered before the hooks of the limits.

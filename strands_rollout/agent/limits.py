@@ -314,7 +314,7 @@ def limit_other_agents(
     """Apply the episode's limits to agents that can't give the episode's answer.
 
     Each agent of the policy gets the limits of tool iterations and calls, with its own counts. If an agent is used as a
-    tool, its own tools get the time limit of tools, even on another model.
+    tool, its own tools get the time limit of tools, even if the agent is on another model.
     """
     # not `stats`: an agent used as a tool makes calls within another call, and their ids may equal those of other calls
     inner_stats = ToolStats(control)

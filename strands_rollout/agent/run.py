@@ -130,8 +130,8 @@ class EpisodeRun(ABC):
 
     Args:
         model: A model for this episode alone, resumed if there was an earlier attempt.
-        control: The episode's control. An abort ends the episode immediately. If a request is in flight, the engine
-            first gets a grace period to return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately, unless a request is in flight. The
+            engine then first gets a grace period to return the tokens that it has sampled.
         limits: The episode's limits.
         start: State from which the episode continues, including the counts of the tools.
 

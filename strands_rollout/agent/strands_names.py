@@ -1,6 +1,6 @@
 """Names of Strands that this package reads, and what is lost without them.
 
-Most of these names are private. A missing name is no error: it is logged once per process, and
+Most of these names are private. A missing name is not an error: it is logged once per process, and
 `strands-rollout doctor` reports it.
 """
 

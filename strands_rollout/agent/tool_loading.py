@@ -328,7 +328,7 @@ def _resolve(path: str) -> object:
 def _keep_calls_off_the_loop() -> None:
     """Patch methods of Strands that block until a model answers.
 
-    On the episodes' loop, the patched methods are refused or use a thread.
+    On the episodes' loop, a patched method raises BlockingCallError or runs in a thread.
     """
     for kind in (Agent, Swarm, Graph):
         kind.__call__ = _refuse_on_episode_loop(kind.__call__, _NOT_AWAITED_MESSAGE)  # type: ignore[method-assign]

@@ -79,7 +79,7 @@ class ChatApi:
             message = answer.json()["choices"][0]["message"]
         except (ValueError, LookupError, TypeError) as e:
             got = f"{masked_url} answered {answer.text[:300]!r}"
-            raise EngineResponseError(f"{got}; expected a chat completion: {type(e).__name__}: {e}") from e
+            raise EngineResponseError(f"{got}; expected a chat completion ({type(e).__name__}: {e})") from e
         if not isinstance(message, dict):
             raise EngineResponseError(f"{masked_url} answered with the message {message!r:.300}; expected an object")
         return message

@@ -64,7 +64,9 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """An executor's capabilities, as the tool's description states them; None means unknown.
+    """An executor's capabilities; None means unknown.
+
+    The code tool's description states the libraries, the memory and the isolation, where they are known.
 
     Attributes:
         libraries: Libraries that can be imported besides the standard library.
@@ -89,7 +91,7 @@ class CodeExecutor(Protocol):
     - Whatever the code does, `run` returns an `ExecutionResult` and raises no exception.
     - stdin is empty. Of the caller's environment variables, the code sees at most those for the locale and for the
       folders of shared libraries.
-    - After a failure of its own, the backend first repeats the call, where that is safe.
+    - After a failure of its own, the backend repeats the call where that is safe, before it reports the failure.
 
     A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
     memory and isolation), and an async method `start`. `start` is awaited before each episode, and raises an error

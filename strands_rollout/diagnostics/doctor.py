@@ -355,7 +355,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _package_fault(package: Requirement, version: str | None, *, required: bool) -> Finding | None:
-    """Return the problem of a package, or None. A missing optional package is no problem."""
+    """Return the problem of a package, or None. A missing optional package is not a problem."""
     from packaging.version import Version
 
     name, remedy = f"package {package.name}", f"pip install '{package.name}{package.specifier}'"

@@ -80,7 +80,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     try:
         text = script.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
-        raise ConfigError(f"got the script {script}; expected a file that can be read: {e.strerror}") from e
+        raise ConfigError(f"can't read the script {script}: {e.strerror}") from e
     if not _has_dry_run(script, text):
         return read_arguments(text, str(script))
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
@@ -124,7 +124,7 @@ def _has_dry_run(script: Path, text: str) -> bool:
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split text into arguments, which are quoted as for a shell.
+    """Split a text into its arguments, which the text quotes as for a shell.
 
     If the text is a command, skip everything up to train.py or train_async.py.
 

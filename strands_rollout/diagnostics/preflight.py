@@ -69,8 +69,8 @@ def _default_script(options: DoctorOptions) -> Path | None:
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
     """Return the checks of a command, whose arguments are those in `script` (see `read_command`), then `arguments`.
 
-    Without a script and arguments, the command is that of Qwen3-8B's launch script. In this case, return None if this
-    script is missing or the options name another model.
+    With neither a script nor arguments, the command is that of Qwen3-8B's launch script. In this case, return None if
+    this script is missing or the options name another model.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.

@@ -155,7 +155,7 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
     yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
     yield f"  the whole text encoded again: {totals.text_drift} tokens change", ""
     off_policy = f"{totals.off_policy} sampled tokens ({totals.off_policy_share:.1%})"
-    yield f"  off-policy: {off_policy} from the first change of the whole text on", ""
+    yield f"  off-policy: {off_policy} at and after the first change in the whole text", ""
     kinds = ", ".join(f"{name} {count}" for name, count in totals.classes.items())
     yield textwrap.fill(f"  by kind: {kinds}", 80, subsequent_indent="    "), ""
     if totals.mismatched_episodes is None:

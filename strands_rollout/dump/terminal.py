@@ -71,8 +71,8 @@ def show_next(*words: object, folder: Path | None = None) -> None:
     """Print on stderr the next command, as the user must type it; if `folder` is given, put a `cd` to it in front."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
-    # the user called the program by its path, as the demo's script does
     if program.name == name and shutil.which(name) != str(program):
+        # the user called the program by its path, as the demo's script does
         command = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
     change_folder = f"cd {shlex.quote(str(folder))} && " if folder else ""
     line = f"next: {change_folder}{command} {shlex.join(map(str, words))}"

@@ -95,7 +95,7 @@ class EvalSet:
 
         Raises:
             PromptError: The file can't be read; an agent can't answer the prompt of a selected row; or, with
-                `needs_labels`, no answer can equal the label of a selected row.
+                `needs_labels`, a selected row has no label that an answer can equal.
             ConfigError: No row is selected.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}

@@ -1,6 +1,6 @@
-"""Protocols: the conditions of a benchmark's measurement, which make its numbers comparable.
+"""Protocols: the conditions of an evaluation, fixed so that results can be compared.
 
-A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different
+A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Results of different
 protocols are never mixed: in results and reports, the name of a data set includes the protocol's name.
 
 Sources of "qwen3":
@@ -46,7 +46,7 @@ _NOT_FIXED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The conditions of a measurement.
+    """The conditions of an evaluation.
 
     Attributes:
         source: Origin of the conditions.

@@ -482,7 +482,7 @@ def _problem_report(eval_set: EvalSet, number: int, found: Sequence[SampleResult
 def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
     """Return the mean reward, and the mean of each part over the samples that have it.
 
-    If the reward extracts no answers, also return `maj_at_n` as None, so that the report has no score of the majority.
+    If the reward extracts no answers, also return `maj_at_n` as None, which replaces the report's majority score.
     """
     rewards = [result.reward for result in scored if result.reward is not None]
     # a user's reward, or an environment's, need not extract answers

@@ -340,8 +340,9 @@ class HostedModel:
             calls = [call["function"] for call in message.get("tool_calls") or ()]
             return WrittenTurn(text=message.get("content") or "", calls=list(map(_parse_api_call, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
-            expected = "expected a chat completion, whose calls have JSON objects as arguments"
-            raise PolicyEndedError(f"the API answered with {message!r:.300}; {expected}: {e}") from e
+            got = f"the API answered with the message {message!r:.300}"
+            expected = "expected content as text, and calls with a name, and with arguments as JSON text"
+            raise PolicyEndedError(f"{got}; {expected} ({type(e).__name__}: {e})") from e
 
 
 def _parse_api_call(function: Mapping[str, Any]) -> WrittenCall:

@@ -110,7 +110,7 @@ def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
 
 
 def _may_call_tools(body: Item) -> bool:
-    """Raise PromptError if `tool_choice` is an object, which is not supported."""
+    """Return whether the policy may call tools; raise PromptError if `tool_choice` is an object (not supported)."""
     choice: str = field_of(body, "tool_choice", str, "'auto' or 'none'")
     return choice != "none"
 

@@ -266,9 +266,9 @@ class ProgramRun(EpisodeRun):
                 self.process = outcome if isinstance(outcome, ProcessEnd) else getattr(outcome, "process", None)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to a limit or to an error of the policy's turns; both make the program's requests fail.
+        """Return the ending if a limit or an error of the policy's turns made the program's requests fail; else None.
 
-        A ConfigError is no root cause, since a timeout takes precedence over it.
+        A ConfigError is not returned, since it is the client's fault: it ends the episode only if the timeout did not.
         """
         if self.limit is not None:
             return self.limit, None

@@ -655,7 +655,7 @@ def call_block(use_id: object, name: object, arguments: object) -> Block:
         try:
             arguments = decode_json(arguments or "{}", is_finite=False)
         except ValueError as e:
-            raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected JSON: {e}") from e
+            raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected JSON ({e})") from e
     if not isinstance(arguments, dict | None):
         raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected a JSON object")
     _check_depth(arguments, "the arguments of a tool call")

@@ -62,7 +62,7 @@ class Replay:
             record, or is a side request. "" also if a concurrent request ended the replay.
         """
         branch = self.branch
-        # saved progress has no head: the first request that renders to the recorded prompt sets the head
+        # a resumed branch has no head: the first request that renders to the recorded prompt sets it
         if branch.head is None:
             has_same_prompt = await self._has_same_prompt(request)
             if self.is_over:  # a concurrent request ended the replay

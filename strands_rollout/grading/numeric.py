@@ -238,7 +238,10 @@ class _Evaluation:
         return self._checked_value(operation(*values))
 
     def _checked_value(self, value: Value, *, is_exact: bool = True) -> Value:
-        """Check the size of a value, spend steps on it, and return it."""
+        """Spend steps on a value, check its size, and return it.
+
+        An inexact value that is almost 0 becomes 0. A complex number without an imaginary part becomes real.
+        """
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)

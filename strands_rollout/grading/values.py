@@ -347,7 +347,7 @@ def _read_group(text: str, depth: int) -> Key:
 
 
 def _replace_conjunctions(text: str) -> str:
-    """Write "1 or 2", "1 and 2" and "1; 2" as "1,2"; a text without digits stays unchanged."""
+    """Replace the "or", "and" and ";" between values by commas; a text without digits stays unchanged."""
     return _CONJUNCTION.sub(",", text) if any(character.isdigit() for character in text) else text
 
 

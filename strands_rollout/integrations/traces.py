@@ -377,7 +377,10 @@ def send_dump(
 
 
 class _Sender:
-    """Recorder of the spans of episodes; sends them in batches."""
+    """Recorder of the spans of episodes; sends them in batches.
+
+    The SDK's batch processor is not used: it would drop spans when the collector is slow.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "strands-rollout"}).merge(OTELResourceDetector().detect())

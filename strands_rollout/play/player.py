@@ -147,8 +147,8 @@ async def open_player(
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: The function that plays episodes; None for `strands_rollout.generate`.
         reward: The function that grades samples; None for `strands_rollout.reward_func`.
-        workers: The number of processes that play the episodes. With 0, this process plays the episodes. But if this
-            process is connected to Ray, the setting `episode_workers` applies.
+        workers: The number of processes that play the episodes. With 0, the setting `episode_workers` applies if this
+            process is connected to Ray; otherwise, this process plays the episodes.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

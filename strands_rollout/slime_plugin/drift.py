@@ -397,8 +397,8 @@ class EpisodeDrift:
         sampled_tokens: Number of sampled tokens.
         turn_drift: Number of sampled tokens that differ after each turn is encoded again by itself.
         text_drift: Number of sampled tokens that differ after the whole conversation is encoded again.
-        off_policy: Number of sampled tokens from the first difference of the whole text on. A trainer that gets text
-            would train these tokens after a history other than the policy's.
+        off_policy: Number of sampled tokens at and after the first difference in the whole text. A trainer that gets
+            text would train these tokens after a history other than the policy's.
         classes: Numbers of drifted tokens by kind. "template" counts context tokens that differ after the whole text is
             encoded again. The other kinds count sampled tokens that differ after each turn is encoded again by itself.
         first: The first difference of the whole text; None if nothing differs.

@@ -446,7 +446,7 @@ class RolloutJob:
             )
 
     def prepare(self) -> None:
-        """Load the tokenizer and probe its template, which are cached for all later models.
+        """Load the tokenizer and probe its template; the results are cached for all later models.
 
         If the setting `freeze_gc` is on, then exclude the objects loaded so far from garbage collection.
         """

@@ -46,7 +46,7 @@ def generate_rollout_fully_async(
     except ModuleNotFoundError as e:
         if not _MODULE.startswith(str(e.name)):
             raise  # slime is installed, but a package that it needs is not
-        raise ConfigError(f"slime lacks {_MODULE}; expected slime 0.3.0 or newer: {e}") from e
+        raise ConfigError(f"slime lacks {_MODULE}; expected slime 0.3.0 or newer ({e})") from e
     if not evaluation:
         _start_worker(module, args, data_source)
     return module.generate_rollout_fully_async(args, rollout_id, data_source, evaluation=evaluation)

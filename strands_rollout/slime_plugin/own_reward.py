@@ -495,7 +495,8 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
     Usually, the trajectory is a Session. If the row's `expected_trajectory` is a list of tool names, the trajectory is
-    such a list, too, except with `reads_session`. If the messages lack calls, the trajectory is None.
+    such a list, too, except with `reads_session`. If the messages lack some of the episode's calls, the trajectory is
+    None.
     """
     facts, label = facts_of(answer.sample), answer.label
     evaluated = facts.evaluated

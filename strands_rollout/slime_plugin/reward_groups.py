@@ -72,9 +72,9 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
     Rollouts with the same `group_index` form a group; rollouts without a `group_index` form groups of
     `n_samples_per_prompt` consecutive rollouts. Each rollout counts once in the mean and the unbiased standard
-    deviation of its group, however many samples it became. All of its trained samples get the same normalized reward:
-    GRPO compares draws from one prompt, and a rollout is one draw with one reward. A rollout's reward is the reward of
-    the main agent's sample. In a fan-out from another generate function, the main agent's sample may be unknown. Then,
+    deviation of its group, however many samples it became. All trained samples of a rollout get the same normalized
+    reward: GRPO compares draws from one prompt, and a rollout is one draw with one reward. This reward is that of the
+    main agent's sample. In a fan-out from another generate function, the main agent's sample may be unknown. Then,
     the rollout's reward is the mean reward of its trained samples. If all groups have the same size, and there is
     neither a fan-out nor an excluded sample, the result equals slime's default.
 
@@ -260,7 +260,8 @@ class FilterVerdict:
     Attributes:
         keep: True if the group is kept.
         reason: The reason for dropping the group; slime counts dropped groups by reason.
-        keep_when_insufficient: True if the dropped group may fill up a batch that would be too small.
+        keep_when_insufficient: True if slime shall keep the group all the same when it would otherwise have to draw
+            more prompts.
     """
 
     keep: bool
@@ -297,11 +298,10 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 
 
 def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
-    """Prefer the groups that `keep_informative_groups` keeps; others fill the batch before slime draws more prompts.
+    """Keep a group if `keep_informative_groups` keeps it, or if slime would have to draw more prompts without it.
 
-    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group.
-    There, a group is kept if slime would otherwise draw more prompts. A group without any trained rollout is always
-    dropped.
+    Works like slime's `check_reward_nonzero_std_with_fallback`. slime 0.3.1 or newer checks the second condition
+    itself; for an older slime, this function checks it. A group without any trained rollout is always dropped.
 
     Arguments, result and errors are the same as for `keep_informative_groups`.
     """
@@ -496,7 +496,7 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
     if failure is not None:
         settings = getattr(args, "strands_rollout", None)
         should_abort = settings.get("should_abort") if isinstance(settings, Mapping) else None
-        if not is_aborting(args, sample, should_abort):  # an abort cancels pending rewards, which is no failure
+        if not is_aborting(args, sample, should_abort):  # a reward that an abort has cancelled has not failed
             _add_failed(args, groups, number, sample, f"the reward failed: {failure}")
     elif is_trained(sample):
         groups.add_trained()

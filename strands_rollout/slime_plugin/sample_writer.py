@@ -130,8 +130,8 @@ def write_episode(
     status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
-        # the history was rewritten after the resume, so the tokens that the sample holds belong to another segment
         if ended.start.resume and len(model.conversation.branches) > 1:
+            # the history was rewritten after the resume, so the tokens that the sample holds belong to another segment
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
         if status is statuses.FAILED:
@@ -384,8 +384,8 @@ class SiblingSegment:
     """A branch of an episode's conversations that the main sample does not hold.
 
     Attributes:
-        kind: "segment" for a history that was rewritten later, "aside" for a side conversation, "agent" for a
-            sub-agent.
+        kind: "segment" for a history of the main agent from before a rewrite, "aside" for a side conversation,
+            "agent" for a sub-agent.
         model: The model that sampled the branch.
         segment: The branch, with at least one sampled token.
         is_cut: True for a branch of a sub-agent that was interrupted in a tool call.

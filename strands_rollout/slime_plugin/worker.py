@@ -93,7 +93,7 @@ class RemoteCall:
 
 
 class LeftoverRecords(NamedTuple):
-    """Journal records of the episode that a dead process left, if any; fields as in `journal.RecordSink`."""
+    """Journal records of an earlier attempt whose process died, if any; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
     may_have_acted: bool

@@ -33,7 +33,8 @@ from strands_rollout.tool_parsers.base import (
 )
 from strands_rollout.tool_parsers.json_object import ArrayParser
 
-# strings and constants of Python literals; JSON's constants are matched too, so that they become errors
+# Python's strings and constants. JSON's constants, which are invalid in Python, match too: `_WORDS` lacks them, so
+# `_as_json` raises a KeyError
 _PYTHON: Final = re.compile(
     r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
 )

@@ -94,7 +94,7 @@ async def test_episode_encodes_each_id_once(encoded: list[int]) -> None:
         for context in ([1, 2, 3], [4, 5], [6]):
             await take_turn(sampler, client, trajectory, context)
     assert trajectory.token_ids == [1, 2, 3, 7, 8, 4, 5, 9, 10, 6, 11, 12]
-    assert encoded == trajectory.token_ids[:-2]  # the last turn was not sent to the engine
+    assert encoded == trajectory.token_ids[:-2]  # no request contained the last answer's tokens
     assert [request.input_ids for request in fake.requests] == [
         trajectory.token_ids[:length] for length in (3, 7, 7, 8, 8, 10)
     ]

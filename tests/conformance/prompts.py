@@ -7,7 +7,7 @@ from pathlib import Path
 # the conversation of the golden episode, in the shipped model's vocabulary
 _EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").read_text(encoding="utf-8"))
 CHAT_IDS = [token for stretch in _EPISODE["stretches"] for token in stretch["ids"]]
-# ids below this number are no control tokens of the shipped vocabulary, and exist in any other model's vocabulary
+# ids below this number are not control tokens in the shipped vocabulary, and exist in any model's vocabulary
 ORDINARY_IDS = 1000
 
 

@@ -171,5 +171,5 @@ def test_read_script_refuses_unreadable_files(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match="expected a regular file, or - for"):
             read_script(path, None)
-    with pytest.raises(ConfigError, match="expected a file that can be read"):
+    with pytest.raises(ConfigError, match="can't read the script"):
         read_script(tmp_path / "absent.sh", None)

@@ -56,7 +56,7 @@ async def titled_slowly(task: Any, endpoint: Any) -> None:
 
 
 async def changing(task: Any, endpoint: Any) -> str:
-    """Ask another question in each attempt."""
+    """Ask a different question in each attempt."""
     told.append("start")
     said = f"{task.text} (attempt {told.count('start')})"
     return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
@@ -131,7 +131,7 @@ async def retooling_anew(task: Any, endpoint: Any) -> str:
 
 
 async def dated(task: Any, endpoint: Any) -> None:
-    """Send another system prompt in each attempt, without tools."""
+    """Send a different system prompt in each attempt, and no tools."""
     told.append("start")
     system = {"role": "system", "content": f"Start {told.count('start')}."}
     await post(endpoint, {"messages": [system, {"role": "user", "content": task.text}]})

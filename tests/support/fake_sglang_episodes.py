@@ -39,7 +39,7 @@ class Episodes:
         violations: Messages for requests that neither extend the last answered request and its output nor repeat the
             last or the first request, and for ids outside the vocabulary.
         dropped: Messages for requests that were repeated after an answer with tokens. A client that never received
-            that answer has no choice, so this is no violation.
+            that answer has no choice, so this is not a violation.
     """
 
     def __init__(self) -> None:

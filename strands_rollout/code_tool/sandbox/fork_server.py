@@ -533,7 +533,7 @@ class ForkServer:
             _kill_group(pid)
 
     def _handle_command(self) -> bool:
-        """Return False when the supervisor has closed the socket."""
+        """Execute one command; return False when the supervisor has closed the socket."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._commands, _MAX_MESSAGE, 3)
         except ConnectionError:

@@ -7,8 +7,8 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "close_session", "id": 8, "session": ...}`
 
 Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` with
-`{"id": 7, "result": {...}}`; the result has the fields of an `ExecutionResult`. A cancelled `run` gets no answer. It
-answers each `close_session` with `{"id": 8, "result": null}`. After a fault of the sandbox, either result has an
+`{"id": 7, "result": {...}}`; the result has the fields of an `ExecutionResult`. A cancelled `run` gets no answer. Each
+`close_session` is answered with `{"id": 8, "result": null}`. After a fault of the sandbox, either result has an
 `infra_error`. `{"warning": ...}` is for the executor's log. When the socket closes or the executor's process ends, the
 supervisor kills all children, deletes all files and exits.
 """

@@ -187,7 +187,7 @@ _ELSEWHERE: Final[Mapping[type, str]] = {
     RewardSettings: "[rewards](rewards.md#settings)",
     EpisodeWorkers: "[`0`](training.md#episode-workers)",
 }
-"""What to show for defaults of these types instead of the value."""
+"""Texts to show instead of the default, by the default's type."""
 
 
 def settings_table(model: type[BaseModel]) -> str:

@@ -437,7 +437,7 @@ class RolloutSettings(_Settings):
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. With 0, the process that calls
     `generate` plays the episodes. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
-    """What happens when the engine aborts a turn but the rollout continues, as for a weight update. "continue" samples
+    """Reaction to an engine that aborts a turn while the rollout continues, as for a weight update. "continue" samples
     the rest of the turn. "return" ends the episode; its sample becomes ABORTED, or FAILED if slime can't take an
     ABORTED sample."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -467,7 +467,7 @@ class RolloutSettings(_Settings):
     which the policy sampled tokens. The other histories are those of sub-agents and side conversations, and the
     main agent's before each rewrite."""
     transient_context: Literal["segment", "keep"] = "segment"
-    """What happens to text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
+    """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after that request, as after a rewrite of the history; "keep" leaves the text in the context of later requests, so
     that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None

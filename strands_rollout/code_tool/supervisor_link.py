@@ -303,7 +303,7 @@ LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """Which layers a started sandbox enforces and which are missing, and how long its start took.
+    """The layers that a started sandbox enforces, the missing layers, and the duration of its start.
 
     Attributes:
         enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.

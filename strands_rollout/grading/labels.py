@@ -121,7 +121,7 @@ def _replace_escape(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """How a label that looks like a printed list or mapping is read.
+    """Reading of a label that looks like a printed list or mapping.
 
     Attributes:
         kind: "alternatives" (any is right), "mathematics", or "unreadable" (only the same text equals the label).

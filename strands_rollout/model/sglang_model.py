@@ -502,7 +502,7 @@ class SGLangModel(Model):
 
     @property
     def engine_aborts(self) -> int:
-        """How often the engine aborted a request and the turn was then continued or repeated."""
+        """Number of times that the engine aborted a request and the turn was then continued or repeated."""
         return sum(self._sampler(conversation).engine_aborts for conversation in self.record)
 
     @property

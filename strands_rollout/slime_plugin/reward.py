@@ -55,7 +55,7 @@ _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
 """Key in a row's metadata that says how the answer is graded: its value is one of `Grading`, by default "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
-"""How an answer is graded. "math" compares the answer with the label as mathematics. "choice" compares the letter of
+"""Kinds of grading. "math" compares the answer with the label as mathematics. "choice" compares the letter of
 the choice with the label. "ifeval" checks whether the answer follows IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"

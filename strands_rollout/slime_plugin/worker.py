@@ -101,7 +101,7 @@ class LeftoverRecords(NamedTuple):
 
 
 class AbortSignals(NamedTuple):
-    """Whether the rollout is being aborted.
+    """Signals that the rollout is being aborted.
 
     Attributes:
         slime: slime's abort flag.
@@ -138,7 +138,7 @@ class AbortNotice(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a worker sends to the driver at once: journal records, results, its CPU use and its newest weight version.
+    """Message of a worker to the driver: journal records, results, its CPU use and its newest weight version.
 
     Attributes:
         records: Pairs of an episode's key and a journal record.

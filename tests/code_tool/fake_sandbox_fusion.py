@@ -26,7 +26,7 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What the server does with a request instead of running the code.
+    """Reaction of the server to a request, instead of running the code.
 
     Attributes:
         kind: "answer" sends a response with `code`, `body` and `headers`. "reset" closes the connection. "hang" answers

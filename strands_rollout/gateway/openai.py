@@ -8,11 +8,9 @@ from typing import Any, ClassVar, Final
 
 from strands_rollout.errors import PromptError
 from strands_rollout.files.json_codec import encode_json
+from strands_rollout.gateway.history_cache import Item, Piece
 from strands_rollout.gateway.protocols import (
     ApiProtocol,
-    Item,
-    ItemCache,
-    Piece,
     TurnRequest,
     blocks_of,
     call_block,
@@ -36,8 +34,8 @@ from strands_rollout.record.record import Block, Reply
 class ChatCompletions(ApiProtocol):
     """OpenAI's Chat Completions API, with SGLang's `reasoning_content`."""
 
-    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `ApiProtocol.read`."""
+    def read_settings(self, body: dict[str, Any]) -> TurnRequest:
+        """See `ApiProtocol.read_settings`."""
         refuse_unsupported(
             body,
             n=(1,),
@@ -47,10 +45,9 @@ class ChatCompletions(ApiProtocol):
             add_generation_prompt=(True,),
         )
         tools = list_of_objects(body, "tools")
-        system, messages = cache.read(list_of_objects(body, "messages"), _chat_pieces)
         return TurnRequest(
-            messages,
-            system,
+            [],
+            None,
             [_chat_tool(tool) for tool in tools] if _may_call_tools(body) else [],
             sampling_params(body, "max_completion_tokens", "max_tokens"),
             str(body.get("model", "")),
@@ -59,6 +56,32 @@ class ChatCompletions(ApiProtocol):
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
             ignored_fields=find_ignored_fields(body, [field_of(tool, "function", dict, "an object") for tool in tools]),
         )
+
+    @staticmethod
+    def pieces(item: Item) -> list[Piece]:
+        """See `ApiProtocol.pieces`."""
+        role, content = item.get("role"), item.get("content")
+        if role in ("system", "developer"):
+            return [("system", blocks_of(content, _chat_part))]
+        if role == "user":
+            return [("user", blocks_of(content, _chat_part))]
+        if role == "tool":
+            return [("tool", [result_block(item.get("tool_call_id"), blocks_of(content, _chat_part))])]
+        if role != "assistant":
+            raise PromptError(
+                f"got the role {role!r:.100}; expected 'system', 'developer', 'user', 'assistant' or 'tool'"
+            )
+        reasoning = item.get("reasoning_content") or item.get("reasoning") or ""
+        blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
+        blocks += blocks_of(content, _chat_part)
+        for call in list_of_objects(item, "tool_calls"):
+            if call.get("type", "function") != "function":
+                raise PromptError(
+                    f"got a tool call of type {call['type']!r:.100}; expected 'function'; no other type is supported"
+                )
+            function = field_of(call, "function", dict, "an object")
+            blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
+        return [("assistant", blocks)]
 
     def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """See `ApiProtocol.response_body`."""
@@ -141,29 +164,6 @@ def _chat_usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _chat_pieces(message: Item) -> list[Piece]:
-    role, content = message.get("role"), message.get("content")
-    if role in ("system", "developer"):
-        return [("system", blocks_of(content, _chat_part))]
-    if role == "user":
-        return [("user", blocks_of(content, _chat_part))]
-    if role == "tool":
-        return [("tool", [result_block(message.get("tool_call_id"), blocks_of(content, _chat_part))])]
-    if role != "assistant":
-        raise PromptError(f"got the role {role!r:.100}; expected 'system', 'developer', 'user', 'assistant' or 'tool'")
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
-    blocks += blocks_of(content, _chat_part)
-    for call in list_of_objects(message, "tool_calls"):
-        if call.get("type", "function") != "function":
-            raise PromptError(
-                f"got a tool call of type {call['type']!r:.100}; expected 'function'; no other type is supported"
-            )
-        function = field_of(call, "function", dict, "an object")
-        blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
-    return [("assistant", blocks)]
-
-
 def _chat_part(part: Item) -> Block | None:
     kind = part.get("type")
     if kind in ("text", "refusal"):
@@ -178,28 +178,53 @@ class Responses(ApiProtocol):
 
     items_name: ClassVar[str] = "input"
 
-    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `ApiProtocol.read`."""
-        refuse_unsupported(body, tool_choice=("auto", "none"), truncation=("disabled",))
-        refuse_unsupported(field_of(body, "text", dict, "an object"), format=("text",))
+    def with_earlier_items(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See `ApiProtocol.with_earlier_items`."""
         given, earlier_id = body.get("input"), body.get("previous_response_id")
         is_text = isinstance(given, str)
+        if not is_text and earlier_id is None:
+            return body
         items: Sequence[Item] = [{"role": "user", "content": given}] if is_text else list_of_objects(body, "input")
         if earlier_id is not None:
             items = _join_items(self.recall("previous_response_id", earlier_id)["input"], items)
-        instructions = [str(body["instructions"])] if body.get("instructions") else []
-        system, messages = cache.read(items, _item_pieces, instructions)
+        return {**body, "input": items}
+
+    def read_settings(self, body: dict[str, Any]) -> TurnRequest:
+        """See `ApiProtocol.read_settings`."""
+        refuse_unsupported(body, tool_choice=("auto", "none"), truncation=("disabled",))
+        refuse_unsupported(field_of(body, "text", dict, "an object"), format=("text",))
         tools = _response_tools(body) if _may_call_tools(body) else {}
         return TurnRequest(
-            messages,
-            system,
+            [],
+            str(body["instructions"]) if body.get("instructions") else None,
             [spec for _, spec in tools.values()],
             sampling_params(body, "max_output_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
-            body={"input": items, "tools": tools},
+            body={"tools": tools},
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
             ignored_fields=find_ignored_fields(body, list_of_objects(body, "tools")),
+        )
+
+    @staticmethod
+    def pieces(item: Item) -> list[Piece]:
+        """See `ApiProtocol.pieces`."""
+        kind, role = item.get("type", "message"), item.get("role")
+        if kind == "message" and role in ("user", "assistant", "system", "developer"):
+            blocks = blocks_of(item.get("content"), _response_part)
+            return [("system" if role == "developer" else str(role), blocks)]
+        if kind == "function_call":
+            return [("assistant", [call_block(item.get("call_id"), _full_name(item), item.get("arguments"))])]
+        if kind == "function_call_output":
+            return [("tool", [result_block(item.get("call_id"), blocks_of(item.get("output"), _response_part))])]
+        if kind == "reasoning":
+            parts = [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]
+            text = "".join(str(part.get("text", "")) for part in parts)
+            return [("assistant", [reasoning_block(text)])] if text else []
+        raise PromptError(
+            f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected the type 'message' "
+            "with the role 'user', 'assistant', 'system' or 'developer', or the type 'function_call', "
+            "'function_call_output' or 'reasoning'"
         )
 
     def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
@@ -268,8 +293,8 @@ def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)
     if any(item.get("type") == "function_call" and item.get("call_id") in known for item in new):
-        first = _item_pieces(new[0])
-        end = next((index for index in reversed(range(end)) if _item_pieces(earlier[index]) == first), end)
+        first = Responses.pieces(new[0])
+        end = next((index for index in reversed(range(end)) if Responses.pieces(earlier[index]) == first), end)
     return [*earlier[:end], *new]
 
 
@@ -331,26 +356,6 @@ def _response_tools(body: Item) -> _Tools:
 def _full_name(named: Item) -> object:
     """Return the tool name for the policy: the name with its namespace, if any, as prefix."""
     return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
-
-
-def _item_pieces(item: Item) -> list[Piece]:
-    kind, role = item.get("type", "message"), item.get("role")
-    if kind == "message" and role in ("user", "assistant", "system", "developer"):
-        blocks = blocks_of(item.get("content"), _response_part)
-        return [("system" if role == "developer" else str(role), blocks)]
-    if kind == "function_call":
-        return [("assistant", [call_block(item.get("call_id"), _full_name(item), item.get("arguments"))])]
-    if kind == "function_call_output":
-        return [("tool", [result_block(item.get("call_id"), blocks_of(item.get("output"), _response_part))])]
-    if kind == "reasoning":
-        parts = [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]
-        text = "".join(str(part.get("text", "")) for part in parts)
-        return [("assistant", [reasoning_block(text)])] if text else []
-    raise PromptError(
-        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected the type 'message' "
-        "with the role 'user', 'assistant', 'system' or 'developer', or the type 'function_call', "
-        "'function_call_output' or 'reasoning'"
-    )
 
 
 def _response_part(part: Item) -> Block | None:

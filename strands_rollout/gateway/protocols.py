@@ -9,25 +9,20 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import uuid
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import orjson
 
 from strands_rollout.errors import PromptError
 from strands_rollout.files.json_codec import decode_json, encode_json
+from strands_rollout.gateway.history_cache import History, HistoryCache, Item, Message, Piece, system_texts
 from strands_rollout.model.sampling import GRAMMARS
 from strands_rollout.record.record import Block, Reply
-from strands_rollout.template.tokens import shared_length
 from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
-
-Message = dict[str, Any]
-Item = Mapping[str, Any]
-Piece = tuple[str, list[Block]]
-"""A converted item of a request, or a part of it: role ("system", "user", "assistant" or "tool") and Strands blocks."""
 
 _DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
 _SAMPLING_FIELDS: Final = (
@@ -171,8 +166,8 @@ class TurnRequest:
         model: The model's name, which the answer repeats.
         streams: True if the answer is to be streamed.
         with_usage: True if a stream of Chat Completions is to end with the usage; the other APIs always report it.
-        body: What the API's class needs to build and remember the answer. An example is the history for a later request
-            that refers to this answer.
+        body: What the API's class needs to build and remember the answer, including the items of the history; {} if it
+            needs nothing.
         template_kwargs: Arguments of the chat template, which must be equal to the policy's.
         ignored_fields: See `find_ignored_fields`.
     """
@@ -202,135 +197,6 @@ class TurnRequest:
         return self.messages == other.messages and self.grammar == other.grammar
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """A request's body and its parsed JSON.
-
-    `end` is the position in `raw` after the last item of the list of items; 0 until a longer body has revealed it.
-    """
-
-    raw: bytes
-    parsed: dict[str, Any]
-    end: int = 0
-
-    def extended(self, raw: bytes, name: str) -> _Body | None:
-        """Return the parsed body `raw` if it only appends items to this body's list `name`; otherwise return None."""
-        end = self.end or _first_difference(self.raw, raw)
-        tail, items = self.raw[end:], self.parsed.get(name)
-        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
-            return None
-        try:
-            more = decode_json(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
-        except ValueError:
-            return None
-        if not more or not isinstance(items, list):
-            return None
-        parsed = {**self.parsed, name: [*items, *more]}
-        # once parsing only the new items has given the right result, `end` is known to be the end of the list
-        is_proven = self.end or parsed == decode_json(raw)
-        return _Body(raw, parsed, len(raw) - len(tail)) if is_proven else None
-
-
-def _first_difference(one: bytes, other: bytes) -> int:
-    at = 0
-    for size in (4096, 64, 1):
-        while at < len(one) and one[at : at + size] == other[at : at + size]:
-            at += size
-    return at
-
-
-@dataclass(slots=True)
-class _ReadItems:
-    """The items of a request, and the system texts and messages that they were converted to.
-
-    `system` has the texts of the system pieces before the first piece of another role. `last` is the role of the piece
-    that was added to `messages` last; "" if there is none.
-    """
-
-    items: Sequence[Item]
-    pieces: list[list[Piece]]
-    system: list[str] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    last: str = ""
-
-    def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
-        """Add pieces to the system texts and the messages.
-
-        Consecutive pieces of the assistant become one message, and so do consecutive tool results. System messages
-        after the first message of another role become user messages, since many templates render a system message only
-        at the beginning.
-        """
-        messages = self.messages
-        for role, blocks in (piece for item in pieces for piece in item):
-            if role == "system" and not messages:
-                self.system.append("\n".join(system_texts(blocks)))
-            elif role == self.last and role in ("assistant", "tool"):
-                messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
-            else:
-                messages.append({"role": "assistant" if role == "assistant" else "user", "content": blocks})
-                self.last = role
-
-
-class ItemCache:
-    """Cache of a session's parsed and converted requests, since each request repeats most of the previous one."""
-
-    _MAX_ENTRIES: Final = 4
-
-    def __init__(self) -> None:
-        self._requests: list[_ReadItems] = []  # the newest first
-        self._bodies: list[_Body] = []
-
-    def parsed(self, raw: bytes, name: str) -> object:
-        """Return a body's JSON; if it only appends items to the list `name` of an earlier body, parse only these items.
-
-        Without this cache, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
-
-        Raises:
-            ValueError: The body is not JSON.
-        """
-        extensions = ((known, longer) for known in self._bodies if (longer := known.extended(raw, name)))
-        known, longer = next(extensions, (None, None))
-        if longer is None:
-            parsed = decode_json(raw)
-            if isinstance(parsed, dict):
-                self._bodies = [_Body(raw, parsed), *self._bodies[: self._MAX_ENTRIES - 1]]
-            return parsed
-        self._bodies = [longer, *(body for body in self._bodies if body is not known)]
-        return longer.parsed
-
-    def read(
-        self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
-    ) -> tuple[str | None, list[Message]]:
-        """Convert a request's items to the system prompt (None if it is empty) and the messages.
-
-        The system prompt begins with the texts of `system`. If the items only extend the items of a recent request, the
-        result contains the message objects of that request. So comparisons are fast.
-
-        Raises:
-            PromptError: The history does not end with a user's message or a tool's result, or an item can't be
-                converted.
-        """
-        shared, known, others = 0, _ReadItems((), []), list[_ReadItems]()
-        for earlier in self._requests:
-            length = shared_length(earlier.items, items)
-            if length > shared:
-                shared, known = length, earlier
-            if length < len(earlier.items):  # otherwise this request replaces it
-                others.append(earlier)
-        new = [convert(item) for item in items[shared:]]
-        current = _ReadItems(items, known.pieces[:shared] + new)
-        if shared == len(known.items):
-            current.system, current.messages, current.last = [*known.system], [*known.messages], known.last
-            current.add(new)
-        else:
-            current.add(current.pieces)
-        self._requests = [current, *others[: self._MAX_ENTRIES - 1]]
-        if not current.messages or current.last == "assistant":
-            got = "no message" if not current.messages else "a history that ends with the assistant"
-            raise PromptError(f"got {got}; expected a history that ends with a user's message or a tool's result")
-        return "\n\n".join(text for text in (*system, *current.system) if text) or None, current.messages
-
-
 class ApiProtocol(ABC):
     """An API's format of requests and answers, for one session.
 
@@ -347,6 +213,7 @@ class ApiProtocol(ABC):
 
     def __init__(self) -> None:
         self._remembered: dict[str, Mapping[str, Any]] = {}
+        self._cache = HistoryCache(self.items_name, self.pieces)
 
     def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
         """Store the fields for later requests that refer to this answer; keep the fields of the last 256 answers."""
@@ -367,12 +234,57 @@ class ApiProtocol(ABC):
             )
         return self._remembered[answer_id]
 
-    @abstractmethod
-    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """Convert a request's body.
+    def read(self, raw: bytes) -> TurnRequest:
+        """Convert a request; if it only appends items to an earlier request, only the new items are read.
 
         Raises:
             PromptError: The request can't be served.
+        """
+        history = self._cache.extended(raw)
+        return self.read_body(decode_body(raw), raw) if history is None else self._request(history)
+
+    def read_body(self, body: object, raw: bytes = b"") -> TurnRequest:
+        """Convert a request's parsed body; `raw` are its bytes if a later request may extend it.
+
+        Raises:
+            PromptError: The request can't be served.
+        """
+        if not isinstance(body, dict):
+            raise PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
+        whole = self.with_earlier_items(body)
+        settings, items = self.read_settings(whole), list_of_objects(whole, self.items_name)
+        return self._request(self._cache.read(settings, items, body, raw if whole is body else b""))
+
+    def _request(self, history: History) -> TurnRequest:
+        settings = history.settings
+        system = "\n\n".join(text for text in (settings.system, *history.system) if text) or None
+        # copied, since a later request may extend the history while this request is answered
+        body = {**settings.body, self.items_name: [*history.items]} if settings.body else {}
+        return replace(settings, messages=[*history.messages], system=system, body=body)
+
+    def with_earlier_items(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with its whole history, if the body refers to an earlier answer; else the body itself.
+
+        Raises:
+            PromptError: The earlier answer is unknown.
+        """
+        return body
+
+    @abstractmethod
+    def read_settings(self, body: dict[str, Any]) -> TurnRequest:
+        """Convert all fields of a body except the history; `system` is the system prompt outside of the history.
+
+        Raises:
+            PromptError: The request can't be served.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def pieces(item: Item) -> list[Piece]:
+        """Convert an item of the history.
+
+        Raises:
+            PromptError: The item can't be converted.
         """
 
     @abstractmethod
@@ -392,6 +304,18 @@ class ApiProtocol(ABC):
         return sse(self.error(status, kind, message))
 
 
+def decode_body(raw: bytes) -> object:
+    """Return the JSON of a request's body.
+
+    Raises:
+        PromptError: The body is not JSON.
+    """
+    try:
+        return decode_json(raw)
+    except ValueError as e:
+        raise PromptError(f"got a body that is not valid JSON: {e}") from e
+
+
 def sse(body: object) -> bytes:
     """Return a server-sent event with a body as JSON."""
     return b"data: " + encode_json(body) + b"\n\n"
@@ -404,7 +328,7 @@ def named_sse(body: Mapping[str, Any]) -> bytes:
 
 def new_id(prefix: str) -> str:
     """Return a random id with this prefix."""
-    return f"{prefix}{uuid.uuid4().hex[:24]}"
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
@@ -580,17 +504,6 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
 
 
-def system_texts(blocks: Sequence[Block]) -> list[str]:
-    """Return the texts of a system message.
-
-    Raises:
-        PromptError: The message has content other than text.
-    """
-    if not all("text" in block for block in blocks):
-        raise PromptError("got a system message with content other than text; expected text only")
-    return [block["text"] for block in blocks]
-
-
 def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, Any]]:
     """Check that the client runs all of these tools, and return them.
 
@@ -700,32 +613,41 @@ class Messages(ApiProtocol):
 
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `ApiProtocol.read`."""
-        # a request that continues a thread contains only its new messages
+    def with_earlier_items(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See `ApiProtocol.with_earlier_items`: a request that continues a thread contains only its new messages."""
         thread = field_of(body, "thread", dict, "an object")
-        if thread.get("type") == "continue":
-            earlier = self.recall("thread.previous_message_id", thread.get("previous_message_id"))
-            body = {**body, **earlier, "messages": [*earlier["messages"], *list_of_objects(body, "messages")]}
+        if thread.get("type") != "continue":
+            return body
+        earlier = self.recall("thread.previous_message_id", thread.get("previous_message_id"))
+        return {**body, **earlier, "messages": [*earlier["messages"], *list_of_objects(body, "messages")]}
+
+    def read_settings(self, body: dict[str, Any]) -> TurnRequest:
+        """See `ApiProtocol.read_settings`."""
         refuse_unsupported(body, tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which is not supported; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
-        shown = "\n".join(text for text in system if not text.startswith(_BILLING_NOTE))
-        prompt, messages = cache.read(list_of_objects(body, "messages"), _message_pieces, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
         tools = client_tools(list_of_objects(body, "tools"), "custom")
         return TurnRequest(
-            messages,
-            prompt,
+            [],
+            "\n".join(text for text in system if not text.startswith(_BILLING_NOTE)),
             [] if choice == "none" else [*map(_messages_tool, tools)],
             sampling_params(body, "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
-            body={name: body.get(name) for name in ("system", "tools", "messages")} if thread else {},
+            body={name: body.get(name) for name in ("system", "tools")} if body.get("thread") else {},
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
             ignored_fields=find_ignored_fields(body, tools),
         )
+
+    @staticmethod
+    def pieces(item: Item) -> list[Piece]:
+        """See `ApiProtocol.pieces`."""
+        role = item.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise PromptError(f"got the role {role!r:.100}; expected 'user', 'assistant' or 'system'")
+        return [(role, blocks_of(item.get("content"), _messages_part))]
 
     def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """See `ApiProtocol.response_body`."""
@@ -805,13 +727,6 @@ def _messages_usage(reply: Reply) -> dict[str, int]:
         "cache_read_input_tokens": min(cached, read),
         "output_tokens": reply.usage.get("outputTokens", 0),
     }
-
-
-def _message_pieces(message: Item) -> list[Piece]:
-    role = message.get("role")
-    if role not in ("user", "assistant", "system"):
-        raise PromptError(f"got the role {role!r:.100}; expected 'user', 'assistant' or 'system'")
-    return [(role, blocks_of(message.get("content"), _messages_part))]
 
 
 def _messages_part(part: Item) -> Block | None:

@@ -16,9 +16,9 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache, shared_result
-from strands_rollout.files.json_codec import decode_json, encode_json
+from strands_rollout.files.json_codec import encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import ApiProtocol, ItemCache, Messages, TurnRequest
+from strands_rollout.gateway.protocols import ApiProtocol, Messages, TurnRequest, decode_body
 from strands_rollout.gateway.session import BusySessionError, HistoryLimitError, Session, SessionEndedError
 from strands_rollout.model.context import token_count
 from strands_rollout.record.agent_request import AgentRequest
@@ -126,12 +126,11 @@ class Gateway:
         if found is None:  # checked first: without a known key, the body is not read
             return _error_response(kind(), _NO_KEY)
         key, session = found
-        protocol, cache = session.protocols.setdefault(kind.__name__, (kind(), ItemCache()))
+        protocol = session.protocols.get(kind.__name__) or session.protocols.setdefault(kind.__name__, kind())
         handlers, task = self._handlers.get(key, set()), asyncio.current_task()
         handlers.add(task)
         try:
-            body = await _read_body(request, cache, protocol.items_name)
-            return await answer(request, session, protocol, protocol.read(body, cache))
+            return await answer(request, session, protocol, await _read(request, protocol))
         except Exception as e:  # whatever the cause (policy, engine, client), the client gets an answer
             return _error_response(protocol, _note_problem(session, e))
         finally:
@@ -204,16 +203,11 @@ def problem_of(error: BaseException | None) -> Problem:
     return 500, "server_error", f"{type(error).__name__}: {error}"
 
 
-async def _read_body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
+async def _read(request: web.Request, protocol: ApiProtocol) -> TurnRequest:
     raw = await request.read()
-    try:
-        is_long = len(raw) > _LONG_BODY_BYTES  # too long to parse on the event loop, or to cache
-        body = await asyncio.to_thread(decode_json, raw) if is_long else cache.parsed(raw, items_name)
-    except ValueError as e:
-        raise errors.PromptError(f"got a body that is not valid JSON: {e}") from e
-    if not isinstance(body, dict):
-        raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
-    return body
+    if len(raw) > _LONG_BODY_BYTES:  # too long to parse on the event loop, or to cache
+        return protocol.read_body(await asyncio.to_thread(decode_body, raw))
+    return protocol.read(raw)
 
 
 def _note_problem(session: Session, error: BaseException | None) -> Problem:

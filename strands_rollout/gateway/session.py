@@ -22,8 +22,7 @@ from strands_rollout.errors import (
     TemplateError,
 )
 from strands_rollout.files.json_codec import encode_json
-from strands_rollout.gateway import protocols
-from strands_rollout.gateway.protocols import ItemCache, TurnRequest
+from strands_rollout.gateway.protocols import ApiProtocol, TurnRequest
 from strands_rollout.gateway.replay import Replay, reply_of_turn
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.client_request import ClientMatch, ClientRequest
@@ -137,8 +136,7 @@ class Session:
 
     Attributes:
         facts: Facts about the requests.
-        protocols: Class name of an API's protocol -> the protocol's instance for this session, and its cache of parsed
-            requests.
+        protocols: Class name of an API's protocol -> the protocol's instance for this session.
         error: The error of the turn that ended last; None if that turn succeeded. Cancelled turns are left out. So are
             turns that failed through the client's fault, with a `PromptError` or `TemplateError`.
         last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first request, time of the
@@ -149,7 +147,7 @@ class Session:
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
         self.model = model
         self.facts = SessionFacts()
-        self.protocols: dict[str, tuple[protocols.ApiProtocol, ItemCache]] = {}
+        self.protocols: dict[str, ApiProtocol] = {}
         self.error: Exception | None = None
         self.last_used_at = time.monotonic()
         self.context = copy_context()

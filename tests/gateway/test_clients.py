@@ -18,7 +18,6 @@ from vision import VisionEngine, image_block, picture, save_llava
 from strands_rollout import Sample, generate
 from strands_rollout.gateway.openai import Responses
 from strands_rollout.gateway.program import Endpoint
-from strands_rollout.gateway.protocols import ItemCache
 from strands_rollout.record.record import Reply
 
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": "{}"}}}}\n</tool_call>'
@@ -76,12 +75,12 @@ def test_responses_tool_of_a_namespace_has_both_names() -> None:
     space = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]}
     body = {"model": "policy", "input": "Hi.", "tools": [space]}
     protocol, use = Responses(), {"toolUseId": "call_1_0", "name": "files__read", "input": {}}
-    request = protocol.read(body, ItemCache())
+    request = protocol.read_body(body)
     assert [spec["name"] for spec in request.tools] == ["files__read"]
     [call] = protocol.response_body(request, Reply("", "", [use], "tool_use"))["output"]
     assert (call["namespace"], call["name"]) == ("files", "read")
     result = {"type": "function_call_output", "call_id": "call_1_0", "output": "a"}
-    again = protocol.read({**body, "input": [{"role": "user", "content": "Hi."}, call, result]}, ItemCache())
+    again = protocol.read_body({**body, "input": [{"role": "user", "content": "Hi."}, call, result]})
     assert again.messages[1]["content"] == [{"toolUse": use}]
 
 

@@ -310,7 +310,8 @@ class _MissingModel(BedrockModel):
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
         if current_call() is not None or is_in_episode():
             agent = (kwargs.get("invocation_state") or {}).get("agent")
-            raise NoModelError(_MISSING_MODEL_MESSAGE.format(getattr(agent, "name", "of a tool")))
+            shown = "an agent of a tool" if agent is None else f"the agent {agent.name!r}"
+            raise NoModelError(f"{shown} {_MISSING_MODEL}")
         return super().stream(*args, **kwargs)
 
 
@@ -381,8 +382,8 @@ def _default_handler() -> Callable[..., Any]:
     return null_callback_handler if current_call() is not None else PrintingCallbackHandler()
 
 
-_MISSING_MODEL_MESSAGE: Final = (
-    "the agent {!r} has no model, so Strands would call Amazon Bedrock; build it in a tool or factory with "
+_MISSING_MODEL: Final = (
+    "has no model, so Strands would call Amazon Bedrock; build it in a tool or factory with "
     "Agent(model=sub_agent_model(), ...), or pass another model"
 )
 _CHECKED_TOOLS: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
@@ -399,7 +400,7 @@ def refuse_missing_model(found: Iterable[object]) -> None:
             continue
         for agent in agents_in(owner):
             if isinstance(agent.model, _MissingModel):
-                raise NoModelError(_MISSING_MODEL_MESSAGE.format(agent.name))
+                raise NoModelError(f"the agent {agent.name!r} {_MISSING_MODEL}")
             if agent is owner:
                 refuse_missing_model(agent.tool_registry.registry.values())
         if isinstance(owner, AgentTool):

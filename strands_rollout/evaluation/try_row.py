@@ -34,7 +34,14 @@ from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider
 from strands_rollout.agent.environment import user_code_location
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
-from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
+from strands_rollout.errors import (
+    ConfigError,
+    EngineError,
+    EngineRejectedError,
+    PolicyEndedError,
+    RolloutError,
+    TemplateError,
+)
 from strands_rollout.evaluation.plan import validated
 from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from strands_rollout.files.yaml_files import yaml_text
@@ -416,7 +423,10 @@ class PolicyServer:
 
     def _write_turn(self, turn: WrittenTurn) -> tuple[str, int]:
         """Return a turn as the template writes it, and its end token."""
-        text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
+        try:
+            text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
+        except TemplateError as e:
+            raise TemplateError(f"{e}; write them into the turn's text, in the policy's format") from e
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if sum(isinstance(segment, ToolCall) for segment in segments) < len(turn.calls):
             raise PolicyEndedError(

@@ -266,9 +266,7 @@ class ChatTemplate:
         turns = [[call] for call in calls] if ends.one_by_one else [calls] if calls else []
         written = [write_calls(self._renderer, ends, turn).removeprefix(lead).lstrip() for turn in turns]
         if not all(written):
-            raise TemplateError(
-                "the chat template can't render tool calls; write them into the turn's text, in the policy's format"
-            )
+            raise TemplateError("the chat template can't render tool calls")
         return closed + "\n".join([text] * bool(text) + written), end_id
 
     def render(self, messages: Messages, tools: Tools = ()) -> str:

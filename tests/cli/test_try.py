@@ -11,6 +11,7 @@ from aiohttp import web
 from click.testing import Result
 from engine_thread import run_on_thread
 from fake_sglang import FakeSGLang, Reply
+from family_templates import CHATML, tokenizer_with
 from harness import TOOL_CALL, ids_of
 from typer.testing import CliRunner
 
@@ -117,6 +118,14 @@ def test_try_error_names_the_bad_turn_or_option(folder: Path, turns: object, arg
     done = play("--script", script(folder, turns), *arguments)
     assert done.exit_code != 0
     assert words in f"{done.output} {done.exception}"
+
+
+def test_try_error_says_how_to_write_calls_that_the_template_lacks(folder: Path, shipped_tokenizer: Any) -> None:
+    own = tokenizer_with(CHATML.replace("CALL", ""), shipped_tokenizer)
+    own.save_pretrained(folder / "own")
+    done = play("--script", script(folder, TURNS), "--tokenizer", "own", "--set", "tool_parser=hermes")
+    assert done.exit_code == 1
+    assert "the chat template can't render tool calls; write them into the turn's text" in str(done.exception)
 
 
 @pytest.mark.parametrize(

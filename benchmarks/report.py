@@ -75,7 +75,7 @@ def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
         [_LABELS[variant], *(_cpu_cell(found.get((variant, count)), ours.get((variant, count))) for count in turns)]
         for variant in dict.fromkeys(row["variant"] for row in here)
     ]
-    return markdown([f"client CPU, ms per trajectory, {at_once} at once unless noted", *heads], lines)
+    return markdown([f"client CPU, ms per episode, {at_once} at once unless noted", *heads], lines)
 
 
 def _cpu_cell(row: Row | None, ratio: float | None) -> str:
@@ -124,7 +124,7 @@ def _ratio_table(ratios: Sequence[Row]) -> str:
         for row in ratios
         if not row["ratio"].startswith("ours / ")
     ]
-    return markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds"], lines)
+    return markdown(["CPU per episode", "at once", "ratio", "in single rounds", "rounds"], lines)
 
 
 def _wire_table(rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""slime's `Sample`: a stand-in for use without slime, and views of finished samples and their episodes' facts.
+"""A stand-in for slime's `Sample`, for use without slime, and read-only views of finished samples and their facts.
 
 Metadata is not trusted: facts may be missing, or written by another program or another version of this package. Facts
 of a wrong type are left out. Values that raise an error when read are left out, too, and logged once for each type of

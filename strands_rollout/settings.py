@@ -448,11 +448,11 @@ class RolloutSettings(_Settings):
     last failure. A group has failed if all of its samples failed by a fault of the infrastructure, the setup or the
     reward, or by a bug. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
-    tokens are not trained on."""
+    """Maximum number of weight versions between a trained token and the sample's last token. Older tokens are not
+    trained on."""
     max_sample_staleness: int | None = Field(default_factory=_staleness_of_environment, ge=0)
-    """Maximum number of weight versions by which the last token of a trained sample may be older than the newest known
-    version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
+    """Maximum number of weight versions between the last token of a trained sample and the newest known version.
+    Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
     --custom-reward-post-process-path strands_rollout.normalize_rewards. The rollout function
     strands_rollout.generate_rollout_fully_async also starts no more groups than this limit allows. Default: the
     environment variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""

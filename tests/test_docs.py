@@ -98,7 +98,7 @@ def docs_tables() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        # the table of models renders every model's template
+        # the table in models.md comes from running check_template on the template of every family
         pytest.param(name, marks=pytest.mark.end_to_end if name == "docs/models.md" else ())
         for name in TEXTS
         if GENERATED.search(TEXTS[name])

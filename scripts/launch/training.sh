@@ -15,7 +15,7 @@ training_settings() {
   setting ADVANTAGE_ESTIMATOR "${default_estimator:-grpo}" "slime's --advantage-estimator, such as grpo, gspo, or cispo (slime 0.3.1 or newer)" name
   setting EPS_CLIP "${default_clip:-0.2}" "lower clip range: the ratio is clipped at 1 - EPS_CLIP" number
   setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper clip range: the ratio is clipped at 1 + EPS_CLIP_HIGH" number
-  setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: train the tokens through the experts that the engine chose" switch
+  setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: in training, route each token to the experts that the engine chose" switch
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
   setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves that model's forward passes" number
   setting SAVE_INTERVAL "$(smoke_or_full 2 20)" "steps between checkpoints" count
@@ -181,7 +181,7 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "number of nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "number of GPUs that train on each of the ACTOR_NODES nodes; all other GPUs generate" count
-  setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions by which a trained sample may be older than the newest weights; also limits groups in flight" count
+  setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions between a trained sample and the newest weights; also limits groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6

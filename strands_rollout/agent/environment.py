@@ -189,7 +189,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """The open resources and the environment of one episode; calls the environment's methods.
+    """The environment and the open resources of one episode, with methods that call the environment.
 
     Attributes:
         task: The task, with its resources, its environment and the environment's tools.

@@ -408,7 +408,10 @@ def refuse_missing_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """Yield an agent itself, a swarm's or graph's agents, or the agents that a tool wraps or its function uses."""
+    """Yield the agents in `found`: an agent itself, the agents of a swarm or graph, or those of a tool.
+
+    The agents of a tool are those that it wraps, and those in variables that its function uses.
+    """
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

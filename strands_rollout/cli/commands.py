@@ -54,7 +54,7 @@ app = typer.Typer(
 
 Kind = Literal["tools", "factory", "environment", "mcp", "program", "harness"]
 
-# `init` writes files of `data/project/` and rows of the data sets in `data/`
+# `init` makes a project from the files in `data/project/` and from rows of the data sets in `data/`
 _DATA_DIR: Final = Path(str(files("strands_rollout") / "data"))
 _PROJECT_FILES: Final = (
     "agent.py",
@@ -398,7 +398,7 @@ def train(
         bool,
         typer.Option(
             "--unchecked",
-            help="Continue if logprobs differ by more than --gap-limit, or if a sample violates slime's contract.",
+            help="Continue if logprobs differ by more than --gap-limit, or if slime's trainer would refuse a sample.",
         ),
     ] = False,
 ) -> None:

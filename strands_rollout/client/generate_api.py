@@ -131,7 +131,7 @@ class EncodedPrompt:
         """
         encoded, new = self._encoded, self._token_ids[self._known :]
         after = [*new, *context_ids]
-        if after[: len(self._after)] != self._after:  # the context of the last call has not entered the trajectory
+        if after[: len(self._after)] != self._after:  # the previous call's context was not appended to the trajectory
             encoded.rewind(self._mark)
             self._after = []
         encoded_already = len(self._after)
@@ -338,8 +338,8 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_WRONG_URL_HINT}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    # versions of SGLang put logprobs in different fields; torchrl reads the second and third of these fields, too
-    # (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py)
+    # which field has the logprobs depends on SGLang's version; torchrl 0.14 tries the same three fields
+    # (torchrl/modules/llm/policies/sglang_wrapper.py)
     name = "output_token_logprobs"
     entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
     try:

@@ -113,8 +113,8 @@ def find_megatron(
 ) -> Path | None:
     """Return the first candidate for Megatron-LM's folder that contains megatron/core; None if none does.
 
-    A folder that `megatron_dir` or MEGATRON_DIR names is the only candidate. Otherwise, the candidates are Megatron-LM
-    beside slime's checkout, then the importable package. The launch scripts look in the same places.
+    If `megatron_dir` or MEGATRON_DIR is set, that folder is the only candidate. Otherwise, the candidates are
+    Megatron-LM beside slime's checkout, then the importable package. The launch scripts look in the same places.
     """
     named, slime = _named_megatron(options), _find_checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))

@@ -466,7 +466,7 @@ class DecodeBatch:
     def advance(self, rows: slice, logits: Floats) -> list[tuple[int, dict[str, Any]]]:
         """Sample the next token of each row from its logits [n, vocab_size].
 
-        Returns the rows, ascending, whose generations end with this token, each with its finish reason.
+        Returns the rows whose generations end with this token, in ascending order, each with its finish reason.
         """
         for row in np.flatnonzero(self._watched[rows]) + rows.start:
             if (penalties := self._penalties[row]) is not None:

@@ -82,8 +82,8 @@ class StrandsEnvironment:
         found = getattr(found, _HOOK, found)
         if not callable(found):
             raise ToolError(
-                f"{factory!r} is a {type(found).__name__}; expected a module with {_HOOK}, a function that returns an "
-                "environment of strands-env or a factory of such environments, or an environment class"
+                f"{factory!r} is a {type(found).__name__}; expected a module with {_HOOK}, an environment class of "
+                "strands-env, or a function that returns an environment or a factory of environments"
             )
         return found  # type: ignore[no-any-return]
 

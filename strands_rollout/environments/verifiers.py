@@ -213,7 +213,7 @@ class _Source:
 
 
 class _Seats:
-    """The seats of one episode whose model is the policy; checks and scores their runs."""
+    """The seats of one episode whose model is the policy, with methods that check and score their runs."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None
@@ -294,7 +294,7 @@ def _row_of(task: Task) -> Mapping[str, Any]:
 def _config_path(task: Task) -> Path:
     if task.environment_config is None:
         raise errors.ConfigError(
-            "got no setting environment_config; expected the path of a verifiers environment's TOML file"
+            "the setting environment_config is missing; expected the path of a verifiers environment's TOML file"
         )
     return Path(task.environment_config)
 

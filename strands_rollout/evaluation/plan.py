@@ -313,7 +313,7 @@ def read_eval_config(
     content = _read_config(path)
     config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
-        raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
+        raise ConfigError(f"{path} has no eval.datasets; expected a list of data sets with name and path")
     eval_config = validated(_EvalConfig, config, f"{path}: eval")
     merged = [{**(eval_config.defaults or {}), **entry} for entry in eval_config.datasets]
     entries = [validated(DataSetEntry, entry, f"{path}: eval.datasets {entry.get('name')!r}") for entry in merged]

@@ -203,8 +203,8 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
         name, _, path = entry.partition("=")
         if not path or not re.fullmatch(r"[\w.+-]+", name) or name in paths:
             raise ConfigError(
-                f"got {entry!r}; expected NAME=PATH, with a different name for each data set, made of letters, digits "
-                "and the characters _ . + -"
+                f"got {entry!r}; expected NAME=PATH, with a different name for each data set; names have only letters, "
+                "digits and the characters _ . + -"
             )
         if must_exist and not Path(path).is_file():
             raise ConfigError(f"got {entry!r}, but {path} is not a file; expected the file of a data set")
@@ -213,7 +213,7 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files for an evaluation under a protocol, unless --dry-run; print slime's arguments, one per line."""
+    """Write the data sets and configuration of an evaluation, and print the arguments for slime, one per line."""
     parser = argparse.ArgumentParser(
         prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
     )

@@ -378,8 +378,8 @@ class PolicyServer:
     """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
     Attributes:
-        error: The error because of which the policy gave no turn; None if there was none. The request for this turn
-            was answered with an abort.
+        error: The policy's error, if it could not give a turn, else None. The server answers the request for this
+            turn with an abort.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:

@@ -104,7 +104,7 @@ def write_all(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_replacement(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. If the block ends without an error, its file replaces `path`; else, it is removed."""
+    """Yield the path for a temporary file, which replaces `path` after the block, or is removed after an error."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary

@@ -283,7 +283,7 @@ class ProgramRun(EpisodeRun):
         is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
         if is_programs_own:
             error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
-        # clients may raise an error for an answer that a token limit cut; then the limit is the stop reason
+        # clients may raise an error for an answer cut off by a token limit; then the limit is the stop reason
         if self._is_cut and (is_programs_own or isinstance(error, CommandError)):
             return LENGTH_REASONS[self.model.cut_by or "turn"], error
         return self._ending_of(error)

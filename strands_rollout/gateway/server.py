@@ -170,7 +170,11 @@ class Gateway:
         return _json_response({"input_tokens": await token_count(session.model.template, call)})
 
 
-_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running session; expected the episode's API key")
+_NO_KEY: Final[Problem] = (
+    401,
+    "invalid_api_key",
+    "the request has no key of a running session; expected the episode's API key",
+)
 
 
 def problem_of(error: BaseException | None) -> Problem:

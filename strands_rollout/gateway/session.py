@@ -128,7 +128,7 @@ class SessionObserver(Protocol):
 
 
 class Session:
-    """State of one episode, or of one client, on the gateway; answers its requests.
+    """State of one episode, or of one client, on the gateway, with methods that answer its requests.
 
     Args:
         model: A model with `conversations="many"`, for this session alone.
@@ -305,7 +305,7 @@ class Session:
         place: ExtendBranch | BeginBranch,
         is_gone: Callable[[], bool],
     ) -> asyncio.Task[Reply]:
-        """Enter the place of a request, count its fork or changed calls, and start the task that samples its turn."""
+        """Prepare a request's branch, count its fork or changed calls, and start the task that samples its turn."""
         record, match = self.model.record, place.match
         if isinstance(place, ExtendBranch) and isinstance(match, ClientMatch):
             self.facts.changed_calls += len(match.changed_calls)

@@ -32,7 +32,7 @@ _FRACTION_POINTS: Final = range(6)  # indices of the points at which variables a
 _WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # minimum number of points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-# even, so that a negative base with such a denominator in its exponent has no real power
+# denominators of variables' values; even, so that a negative number to the power of such a value is not real
 _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)
 
 

@@ -2,7 +2,7 @@
 
 Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
 docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41). Facts that have no name
-there get the prefix `strands_rollout.`. Attributes whose values a dump record lacks are left out.
+there get the prefix `strands_rollout.`. Attributes whose values are not in a dump record are left out.
 
 The sender has a tracer provider of its own, independent of the process's other spans and their sampling. The standard
 variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) configure collector, headers and service.
@@ -338,7 +338,8 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
     """
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         raise ConfigError(
-            f"got no collector for the spans; pass the collector's URL with --endpoint, or set {_ENDPOINT_VARIABLES[1]}"
+            "no collector is named for the spans; pass the collector's URL with --endpoint, or set "
+            f"{_ENDPOINT_VARIABLES[1]}"
         )
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")

@@ -50,7 +50,7 @@ class ReadTurn:
 
 
 def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
-    """Decode and parse a turn of a trajectory. A turn that a token limit or an abort cut off has no calls."""
+    """Decode and parse a turn of a trajectory. A turn cut off by a token limit or an abort has no calls."""
     last = turn.parts[-1]
     ids = trajectory.token_ids[turn.parts[0].start : last.end]
     ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)

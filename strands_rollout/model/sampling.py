@@ -404,8 +404,8 @@ def _append_turn(request: SamplingRequest, generation: Generation) -> None:
 def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any], url: str) -> None:
     if not generation.output_ids:
         raise errors.EngineResponseError(
-            f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at least one, "
-            "unless the engine aborts the request"
+            f"{url} returned no tokens, with the finish reason {generation.finish_reason.type!r}; expected at least "
+            "one, unless the engine aborts the request"
         )
     missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:

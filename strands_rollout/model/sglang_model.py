@@ -1,8 +1,9 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-The record finds the place of a request: a repeated turn, a branch to extend, or a new branch. Unless the request
-repeats a turn, new messages are then rendered as context tokens, the engine samples a turn, and the turn is recorded
-and parsed. Within a branch, sampled text is never tokenized again: the branch's tokens only grow.
+Each request is first compared with the record of earlier requests. If it repeats a turn, it gets the recorded answer.
+Otherwise, it extends a branch of the record or begins a new one: its new messages are rendered as context tokens, the
+engine samples a turn, and the turn is recorded and parsed. Within a branch, sampled text is never tokenized again: the
+branch's tokens only grow.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
             changed_calls.append(description)
     matched = [was_sent for was_sent, _ in pairs]
     omitted = [call for call in sent.calls if call not in matched]
-    changed_calls += [f"got no call {_quote(call['name'], call['input'])}, which was sent" for call in omitted]
+    changed_calls += [f"the call {_quote(call['name'], call['input'])} was sent, but is missing" for call in omitted]
     has_no_text = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not has_no_text:
         return f"got the text {_quote(got.text)}; {_quote(sent.text)} was sent"

@@ -5,8 +5,8 @@
     Branch          one history of that agent, with its exact tokens in a `Trajectory`
     Node            one turn on a branch
 
-`Record.place_of` finds the place of a request: a repeated turn, a branch to extend, or a new branch. Unless the request
-repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that turn.
+`Record.place_of` compares a request with the branches: the request repeats a turn, extends a branch, or begins a new
+branch. Unless it repeats a turn, `Record.enter` then prepares the branch for the next turn, which the model appends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Save and load unfinished episodes.
 
 An episode is saved as a whole, next to the tokens of an aborted sample (`save_episode`, `load_episode`), or step by
-step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Names and ids of calls, parse failures
-and the final text are not saved: they can be read from the tokens again.
+step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. The attributes `calls`, `parse_failures`
+and `final_text` of a `Branch` are not saved: they are read from the tokens again.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ _fields_of_part: Final = attrgetter(*_JOURNAL_PART_FIELDS)
 
 
 class StepWriter:
-    """Encoder of an episode's journal records; each has the current counts, and everything new since the last record.
+    """Encoder of an episode's journal records; each has the current counts, and what is new since the previous one.
 
     A record is a line of JSON. If it has turns, the ids of all new tokens follow as int32, and the logprobs of the
     sampled tokens among them as float64.

@@ -142,7 +142,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
 
 
 def _staleness_by_version(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Map each version of one numbering to the number of versions by which the last span's version is newer."""
+    """Map each version of one numbering to the number of versions from it to the last span's version."""
     versions = distinct_versions(spans)
     numbers = {version: number for version in versions if (number := _number_of(version)) is not None}
     if len(numbers) == len(versions):

@@ -589,13 +589,10 @@ def evenly_spread(items: Sequence[T], limit: int = MAX_SAMPLES) -> list[T]:
     return [items[position * len(items) // count] for position in range(count)]
 
 
-def _lost_positions(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
-    """Return the indices, ascending, of the tokens in `sampled` that are not in `again`, the text encoded again.
-
-    For a whole sample, `sampled` also has the context tokens.
-    """
+def _lost_positions(tokens: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
+    """Return the ascending indices of the tokens that are missing from `again`, the new encoding of their text."""
     remaining = set(again)
-    return [at for at, placed in enumerate(sampled) if placed not in remaining]
+    return [at for at, placed in enumerate(tokens) if placed not in remaining]
 
 
 def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:

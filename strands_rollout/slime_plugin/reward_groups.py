@@ -145,7 +145,7 @@ def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
 
 
 def known_staleness(samples: Sequence[Any]) -> list[float]:
-    """Return the number of weight versions by which each sample is older than the newest known version.
+    """Return how many weight versions each sample is behind the newest known version.
 
     The number is 0 if the sample's version is unknown, and `NOT_COMPARABLE` for a sample from before a restart.
     """
@@ -406,7 +406,7 @@ class FailedGroups:
                 self._newest_at_first_failure = self._episodes_begun
             group, member = sample.group_index, sample.index
             if not isinstance(group, int | str) or not isinstance(member, int | str | None):
-                # assume that samples without a usable group index or index come in the order of their groups
+                # assume that samples without a usable `group_index` or `index` arrive group by group
                 group, member = ("ungrouped", self._failed_ungrouped // group_size), self._failed_ungrouped
                 self._failed_ungrouped += 1
             members = self._failed_members.setdefault(group, set())

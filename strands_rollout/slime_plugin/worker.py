@@ -143,7 +143,7 @@ class Batch(NamedTuple):
     Attributes:
         records: Pairs of an episode's key and a journal record.
         results: The results of finished episodes.
-        busy: The average number of CPU cores that the worker's process has used since the last batch.
+        busy: The average number of CPU cores that the worker's process has used since the previous batch.
         newest_version: The newest weight version that the worker knows; None if it knows none.
     """
 
@@ -215,7 +215,7 @@ class _Outbox:
         self._results: deque[Result] = deque()
         self._filled = asyncio.Event()
         self._commits: list[asyncio.Future[None]] = []  # of `commit` calls that wait for the next batch
-        self._sent_commits: list[asyncio.Future[None]] = []  # of `commit` calls that wait for the last batch
+        self._sent_commits: list[asyncio.Future[None]] = []  # of `commit` calls that wait for the previous batch
         self._wait_s = 0.0
 
     def add_record(self, key: int, record: bytes) -> None:
@@ -408,13 +408,13 @@ class EpisodeWorker:
         return pack((isinstance(played, list), [_changed_fields(each, inputs) for each in samples]))
 
     async def collect(self, *, is_clear: bool) -> Batch:
-        """Return the next batch. The driver calls this only after it has received the last batch.
+        """Return the next batch. The driver calls this only after it has received the previous batch.
 
         Args:
-            is_clear: True if no rollout was being aborted when the driver received the last batch.
+            is_clear: True if no rollout was being aborted when the driver received the previous batch.
         """
         if is_clear:
-            self._last_clear_at = self._measured_at  # when the last batch was built, before the driver received it
+            self._last_clear_at = self._measured_at  # when the previous batch was built
         records, results = await self._outbox.next_batch()
         cpu_s, now = time.process_time(), time.monotonic()
         busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)
@@ -569,14 +569,15 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
             break
         time.sleep(_RAY_DELAY_S / 20)
     if capacity < count:
-        total = ray.cluster_resources().get("CPU", 0.0)
+        total = ray.cluster_resources()
+        amounts = ", ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in wanted)
         node_limit = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
         fewer = f"Set a count of {capacity} or less" if capacity else "Set episode_workers: 0"
         raise ConfigError(
-            f"got episode_workers for {count} workers of {wanted}{node_limit}; the Ray cluster has {len(nodes)} nodes "
-            f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, the trainer or others hold the "
-            f"rest): enough for {capacity} workers. {fewer}, set fewer `cpus` and `resources` for each worker, or "
-            "give Ray more CPUs (ray start --num-cpus)"
+            f"episode_workers asks for {count} workers with {wanted} each{node_limit}. The Ray cluster has "
+            f"{len(nodes)} nodes, and {amounts} are free (engines, the trainer or others hold the rest). That is "
+            f"enough for {capacity} workers. {fewer}, set fewer `cpus` and `resources` for each worker, or give Ray "
+            "more of what is short (ray start --num-cpus, --resources)"
         )
     if setting.per_node is None:
         return [None] * count

@@ -267,7 +267,7 @@ class TurnEnds:
 
 @dataclass(frozen=True, slots=True)
 class TurnRenderer:
-    """Renderer of the messages after a turn, with a template whose turn ends are known."""
+    """Renderer of the messages that follow an assistant turn, for a template whose `TurnEnds` are known."""
 
     template: TemplateRenderer
     ends: TurnEnds

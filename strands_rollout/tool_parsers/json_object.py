@@ -210,7 +210,8 @@ class ArrayParser(TaggedParser):
     id_key: ClassVar[str | None] = None
     """Key of a call's optional id; None if calls of this format have no id.
 
-    The id is ignored if it is a string other than nine letters and digits.
+    An id that is not a string makes the call a failure. A string that is not exactly nine ASCII letters or digits is
+    ignored.
     """
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:

@@ -113,7 +113,7 @@ def trained_logits(
 
 def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
     """Return the length of the common prefix of all sequences, at most the shortest length minus one."""
-    # the prefix that the first and the last sequence in lexicographic order share is common to all
+    # a prefix shared by the lexicographic minimum and maximum is shared by all sequences
     first, last = min(sequences), max(sequences)
     pairs = enumerate(zip(first, last, strict=False))
     shared = next((position for position, (a, b) in pairs if a != b), len(first))

@@ -290,7 +290,7 @@ class TrainingSequence:
 
     @property
     def trained_positions(self) -> list[int]:
-        """The indices of the trained tokens in `tokens`, ascending."""
+        """The indices of the trained tokens in `tokens`, in ascending order."""
         return [self.prompt_length + position for position, mask in enumerate(self.loss_mask) if mask]
 
     @property
@@ -557,8 +557,7 @@ def check_gap(
     gap = LogprobGap.between(sequences, trainer)
     if not gap.tokens:
         raise TrajectoryError(
-            "got no token that the current weights sampled with a known logprob, so trainer and engine can't be "
-            "compared; "
+            "can't compare trainer and engine: no token has a known logprob and was sampled by the current weights; "
             "expected the rollout's logprobs, and spans with the engine's weight version. --unchecked skips this check"
         )
     if gap.largest <= limit:

@@ -95,7 +95,7 @@ async def test_run_episode_tool_that_cancels_itself_is_an_error(shipped_tokenize
 async def test_run_episode_empty_turn_is_an_engine_error(shipped_tokenizer: Any) -> None:
     done, model, _ = await episode(shipped_tokenizer, [Reply.tokens([])], return_immediately)
     assert done.stop_reason is StopReason.ENGINE_ERROR
-    assert "got no token with the finish reason 'stop'" in str(done.error)
+    assert "returned no tokens, with the finish reason 'stop'" in str(done.error)
     assert model.trajectory.turns == []
 
 

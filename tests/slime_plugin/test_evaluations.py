@@ -1,4 +1,4 @@
-"""`log_eval`: pass rates of incomplete problems, and an evaluation of a training run's checkpoint."""
+"""`log_eval`: pass rates, also of problems with failed samples; and the evaluation of a run's checkpoint."""
 
 import sys
 from argparse import Namespace

@@ -264,5 +264,5 @@ def test_check_gap_shows_tokens_that_differ() -> None:
     assert "by up to 1.5 (mean 0.75), 1 of 2 trained tokens by more than 0.001" in words
     assert "sequence 0, token 4 of 5: 't11' after 't7 t8 t9 t10': rollout -2.0000, trainer -3.5000" in words
     assert "--gap-limit" in words
-    with pytest.raises(TrajectoryError, match="no token that the current weights sampled with a known logprob"):
+    with pytest.raises(TrajectoryError, match="no token has a known logprob and was sampled by the current weights"):
         check_gap([sequence([7, 8, 9], [1, 1])], [[-1.0, -1.0]], 1e-3, str)

@@ -41,7 +41,7 @@ ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ANSWERS: Final[dict[str, int]] = {
     # links must not reveal their targets: the error is the one for a file that is not a link
     **dict.fromkeys(("readlink", "readlinkat"), errno.EINVAL),
-    # a filter can't read the memory that holds the arguments of the first two; libraries do without the others
+    # a filter can't read the arguments of clone3 and openat2, which are in memory; libraries do without the others
     **dict.fromkeys(("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"), errno.ENOSYS),
     # fallocate takes space faster than the space is measured; extended attributes would reveal something about files
     # that code may not read
@@ -97,7 +97,7 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "getsockopt": (Condition(1, (1,)), Condition(2, (3, 4, 7, 8, 38, 39))),
     "sendto": (_MESSAGES,),
     "recvfrom": (_MESSAGES,),
-    # AF_UNIX, SOCK_STREAM: data written to a connected stream, unlike a datagram, can't be sent to another address
+    # AF_UNIX, SOCK_STREAM. Not SOCK_DGRAM: such a socket can also send to other sockets than its peer.
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
     "open": (Condition(1, *_OPENS),),
     "openat": (Condition(2, *_OPENS),),
@@ -190,7 +190,7 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
     ),
     "unshare": (Condition(0, (0,), _NEW_NAMESPACES | _NEW_TIME_NAMESPACE | _CLONE_FILES),),
     "close_range": CONDITIONAL["close_range"],
-    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: data written to such a pair can't be sent to another address
+    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET. Not SOCK_DGRAM, as above.
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
     # not PR_SET_DUMPABLE: it would hide open files from the measurement. Not PR_SET_THP_DISABLE: `Confinement` has set
     # it for the memory limit

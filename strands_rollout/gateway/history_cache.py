@@ -27,22 +27,22 @@ class History:
     A later request that only appends items changes this object: only the new items are parsed and converted.
 
     Attributes:
-        settings: The request without its history.
         items: The items of the history, as the client sent them.
         pieces: The pieces of each item.
-        body: The parsed body.
-        raw: The body; b"" if the history has items that are not in the body.
+        raw: The body; b"" if no request may extend it: it is too long, or the history has items that it lacks.
+        body: The parsed body; {} without `raw`.
+        settings: The request without its history; None without `raw`.
         end: Position in `raw` after the last item; 0 until a longer body has revealed it.
         system: Texts of the system pieces before the first piece of another role.
         messages: The history as Strands messages.
         last_role: Role of the piece that was added to `messages` last; "" if there is none.
     """
 
-    settings: TurnRequest
     items: list[dict[str, Any]]
     pieces: list[list[Piece]]
-    body: Mapping[str, Any]
     raw: bytes = b""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    settings: TurnRequest | None = None
     end: int = 0
     system: list[str] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -80,10 +80,10 @@ class History:
             return False
         try:
             items: list[Any] = decode_json(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
+            # once parsing only the new items has given the right result, `end` is known to be the end of the list
+            is_proven = self.end or {**self.body, name: [*self.items, *items]} == decode_json(raw)
         except ValueError:
             return False
-        # once parsing only the new items has given the right result, `end` is known to be the end of the list
-        is_proven = self.end or {**self.body, name: [*self.items, *items]} == decode_json(raw)
         if not is_proven or {*map(type, items)} != {dict}:
             return False
         pieces = [convert(item) for item in items]
@@ -141,10 +141,12 @@ class HistoryCache:
             length = shared_length(earlier.items, items)
             if length > shared:
                 shared, known = length, earlier
-            if length < len(earlier.items):  # otherwise this request replaces it
+            is_longer = length < len(earlier.items)
+            if is_longer or earlier.settings not in (None, settings):  # otherwise this history replaces it
                 others.append(earlier)
         shared_pieces = known.pieces[:shared] if known is not None else []
-        history = History(settings, items, shared_pieces + [self._convert(item) for item in items[shared:]], body, raw)
+        pieces = shared_pieces + [self._convert(item) for item in items[shared:]]
+        history = History(items, pieces, raw, body, settings) if raw else History(items, pieces)
         if known is not None and shared == len(known.items):
             history.system, history.messages, history.last_role = [*known.system], [*known.messages], known.last_role
             history.append(history.pieces[shared:])

@@ -241,7 +241,9 @@ class ApiProtocol(ABC):
             PromptError: The request can't be served.
         """
         history = self._cache.extended(raw)
-        return self.read_body(decode_body(raw), raw) if history is None else self._request(history)
+        if history is None or history.settings is None:
+            return self.read_body(decode_body(raw), raw)
+        return self._request(history.settings, history)
 
     def read_body(self, body: object, raw: bytes = b"") -> TurnRequest:
         """Convert a request's parsed body; `raw` are its bytes if a later request may extend it.
@@ -253,10 +255,9 @@ class ApiProtocol(ABC):
             raise PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
         whole = self.with_earlier_items(body)
         settings, items = self.read_settings(whole), list_of_objects(whole, self.items_name)
-        return self._request(self._cache.read(settings, items, body, raw if whole is body else b""))
+        return self._request(settings, self._cache.read(settings, items, body, raw if whole is body else b""))
 
-    def _request(self, history: History) -> TurnRequest:
-        settings = history.settings
+    def _request(self, settings: TurnRequest, history: History) -> TurnRequest:
         system = "\n\n".join(text for text in (settings.system, *history.system) if text) or None
         # copied, since a later request may extend the history while this request is answered
         body = {**settings.body, self.items_name: [*history.items]} if settings.body else {}

@@ -8,7 +8,9 @@ import orjson
 import pytest
 
 from strands_rollout.errors import PromptError
+from strands_rollout.gateway import history_cache, protocols
 from strands_rollout.gateway.openai import ChatCompletions, Responses
+from strands_rollout.gateway.protocols import Messages
 
 USER = {"role": "user", "content": 'a "messages":[ and ]},{"x":[1],é'}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"messages":[{}]}'}}
@@ -50,11 +52,20 @@ def test_history_cache_refuses_a_longer_body_with_a_bad_item(more: bytes) -> Non
     protocol = ChatCompletions()
     for items in (ITEM, ITEM + b"," + ITEM, ITEM + b"," + ITEM + b"," + ITEM):
         protocol.read(b'{"messages":[%b],"n":1}' % items)
-    bad = b'{"messages":[%b%b],"n":1}' % (items, more)
-    with pytest.raises(PromptError) as refused:
-        protocol.read(bad)
-    assert str(refused.value) == read(ChatCompletions(), bad)
+        bad = b'{"messages":[%b%b],"n":1}' % (items, more)
+        with pytest.raises(PromptError) as refused:
+            protocol.read(bad)
+        assert str(refused.value) == read(ChatCompletions(), bad)
     assert len(protocol.read(b'{"messages":[%b,%b],"n":1}' % (items, ITEM)).messages) == 4
+
+
+def test_history_cache_refuses_bytes_inserted_anywhere() -> None:
+    body = orjson.dumps({"messages": ITEMS[:4], "model": "é"}, option=orjson.OPT_INDENT_2)
+    for at in range(len(body) + 1):
+        for more in (b",", b",{}", b",]"):
+            protocol, changed = ChatCompletions(), body[:at] + more + body[at:]
+            protocol.read(body)
+            assert read(protocol, changed) == read(ChatCompletions(), changed)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -84,6 +95,30 @@ def test_history_cache_reuses_message_objects() -> None:
     assert third.tools is second.tools is first.tools
     assert len(third.messages[2]["content"]) == 2  # both results are in one message
     assert len(second.messages[2]["content"]) == 1
+
+
+def test_history_cache_reads_only_new_items_of_alternating_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol, history, decoded = Messages(), [USER], list[int]()
+
+    def decode(raw: bytes) -> Any:
+        decoded.append(len(raw))
+        return orjson.loads(raw)
+
+    for module in (history_cache, protocols):
+        monkeypatch.setattr(module, "decode_json", decode)
+    for _ in range(12):
+        for settings in ({"max_tokens": 9}, {}):  # a turn, and a count of tokens
+            protocol.read(orjson.dumps({"messages": history, **settings}))
+        history = [*history, {"role": "assistant", "content": "34]"}, USER]
+    assert max(decoded[6:]) < len(orjson.dumps(history[-3:]))
+
+
+def test_history_cache_does_not_keep_the_tools_of_a_body_that_is_never_extended() -> None:
+    protocol = ChatCompletions()
+    request = protocol.read_body({"messages": [USER], "tools": TOOLS})
+    [history] = protocol._cache._histories
+    assert (history.settings, history.body, history.raw) == (None, {}, b"")
+    assert [spec["name"] for spec in request.tools] == ["add"]
 
 
 def test_history_cache_keeps_the_items_of_earlier_requests() -> None:

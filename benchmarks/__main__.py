@@ -37,7 +37,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Measure the rollout client, also of other checkouts, the gateway, engines, the code sandbox and episode workers.
+    """Measure the rollout client, the gateway, episode workers, engines and the code sandbox; compare checkouts.
 
     Exit codes: 0 success, 1 a measurement failed, 2 wrong usage.
     """
@@ -296,7 +296,7 @@ def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) 
 
 
 def check_writable(path: Path | None) -> None:
-    """Create the folder of an output file and check that the file can be written; the measurements take minutes.
+    """Check before the measurements, which take minutes, that an output file can be written; create its folder.
 
     Raises:
         ConfigError: The folder can't be created, or the file can't be written.
@@ -313,9 +313,9 @@ def check_writable(path: Path | None) -> None:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar; yield the function that moves it, called with a label, the steps done and all steps."""
+    """Show a progress bar; yield a function that moves it, given a label and the numbers of finished and all steps."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # drawn only at each step: a drawing thread would use time of the measured core
+    # draw the bar only at each step: a drawing thread would use time of the measured core
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total, refresh=True)
@@ -363,7 +363,7 @@ def _check_choices(option: str, names: list[str], known: tuple[str, ...]) -> lis
 
 
 def _tokenizer_dir(given: Path | None) -> Path:
-    """Return the tokenizer folder `given`, else the one that the environment variable names, else the shipped one."""
+    """Return `given`, else the folder in the environment variable, else the folder of the shipped tokenizer."""
     from benchmarks.client import SHIPPED_TOKENIZER_DIR
 
     named = os.environ.get(_TOKENIZER_VARIABLE)

@@ -1,7 +1,8 @@
 """The variants with an agent: this package, its workers, gateway and sub-agents, strands-sglang, Strands' OpenAI model.
 
-Unless a step `runs_code`, their code tool runs nothing: it knows each script's code and output. It has the name,
-description and schema of the real code tool, so that prompts equal those of the scripts. See `benchmarks.variants`.
+Unless a step `runs_code`, their code tool runs nothing: it looks up the output of each script's code. The tool has the
+name, description and schema of the real code tool, so that prompts equal the scripts' prompts. See
+`benchmarks.variants`.
 """
 
 import asyncio
@@ -147,7 +148,7 @@ class Ours:
 
 
 class OursWithImages(Ours):
-    """Episodes whose prompt has an image, and which are scored, as in slime.
+    """The same episodes with an image in each prompt, scored as in slime.
 
     The images are files in memory, as a data set holds them.
     """
@@ -209,7 +210,7 @@ class ThroughGateway(Ours):
 
 
 async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
-    """Be a user's agent program: let the client in the scripted engine's process play an episode through the gateway.
+    """Ask the client in the scripted engine's process to play an episode through the gateway, as an agent program.
 
     Raises:
         WrongEpisodeError: The client did not play the episode.
@@ -302,8 +303,8 @@ class StrandsSGLang:
 class OpenAI:
     """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenized again after the episode.
 
-    One `openai.AsyncOpenAI` serves all episodes, the cheapest option of the model. Tokens and mask come from one
-    rendering of the whole conversation: the sampled tokens are not recorded, and there are no logprobs.
+    One `openai.AsyncOpenAI` serves all episodes, because that is the cheapest way to use the model. Tokens and mask
+    come from one rendering of the whole conversation: the sampled tokens are not recorded, and there are no logprobs.
     """
 
     def __init__(self, job: Job) -> None:

@@ -1,7 +1,7 @@
 """Compare the cost of the same episodes between the packages of several checkouts.
 
-Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. Rounds that are compared are
-seconds apart, so that other load on the machine affects all of them. After every few rounds, new processes start: the
+Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. Compared rounds are seconds
+apart, so that other load on the machine affects all of them. After every few rounds, new processes start: the
 memory layout alone makes a process 2% to 4% faster or slower than another.
 """
 
@@ -137,7 +137,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _comparison_row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
     """Return the medians of a checkout's figures over the rounds, and of their ratios to the first checkout's figures.
 
-    Also returns the quartiles of the rounds' ratios, and the ratio of both checkouts' smallest figures of all rounds.
+    Also return the quartiles of the rounds' ratios, and the ratio of both checkouts' smallest figures over all rounds.
     """
     found: dict[str, Any] = {}
     for name in rounds[0][at]:
@@ -151,7 +151,7 @@ def _comparison_row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, A
 
 
 def _play_in_turn(players: Sequence[Play], request: Mapping[str, Any], *, is_reversed: bool) -> list[Figures]:
-    """Return the figures of a round, in the order of the players; `is_reversed` lets the last player play first."""
+    """Play a round, in reverse order if `is_reversed`; return the figures in the order of `players`."""
     order = list(range(len(players)))
     figures = {at: players[at](request) for at in (reversed(order) if is_reversed else order)}
     return [figures[at] for at in order]
@@ -176,7 +176,7 @@ def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], 
     }
     path = folder / "job.json"
     path.write_text(json.dumps(job))
-    copy(_PLAYER, folder)  # copied, because other files of its folder would shadow installed packages of the same name
+    copy(_PLAYER, folder)  # the other files of its folder would shadow installed packages of the same name
     return path
 
 

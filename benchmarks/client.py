@@ -55,8 +55,8 @@ _TOOL_TURNS: Final = 640
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
-# The most turns of an episode that a variant plays in every round. Measurements with more turns take minutes, so they
-# run in one round only, with few episodes.
+# Measurements of these variants with more turns than this take minutes, so they run in one round only, with few
+# episodes.
 _MAX_REPEATED_TURNS: Final = {"openai": 0, PEER: 40}
 _FEW_EPISODES: Final = {PEER: 8}
 _DETAIL_TURNS: Final = 5
@@ -165,7 +165,7 @@ def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
         else:
             notes.append(f"{variant} is left out: {reason}")
     if not can_play:
-        raise ConfigError("; ".join(["got no variant that can play", *notes]))
+        raise ConfigError("; ".join(["none of the variants can be measured here", *notes]))
     return can_play, notes
 
 
@@ -277,7 +277,7 @@ class _Stage:
 
     def measure(self, step: Step) -> Figures:
         client_core, _ = client_and_engine_core()
-        # other processes of the step would share the core
+        # don't pin a worker to the core if its step starts other processes, which would share the core
         has_processes = step.runs_code or step.variant in WORKERS
         job = Job(
             step=step,
@@ -313,7 +313,7 @@ class _Stage:
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
-    """Run the engine, which answers from files of scripts, until the block ends; yield its port.
+    """Run the scripted engine on these files of scripts until the block ends; yield its port.
 
     The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach the
     engine. The engine is pinned to `core` (None for any). With `any_input`, only the end of a request's input must

@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def counted_tokens(self) -> int:
-        """Number of tokens from which the rate is computed: those of the prompts for "prefill", else the new tokens."""
+        """Number of tokens that the rate counts: the prompt tokens for "prefill", else the new tokens."""
         return self.requests * (self.prompt_tokens if self.kind == "prefill" else self.new_tokens)
 
 
@@ -229,10 +229,10 @@ class EngineBenchmark:
     """Sizes of the measurements.
 
     Attributes:
-        concurrencies: Numbers of concurrent requests with which decoding is measured.
+        concurrencies: Numbers of concurrent requests to measure decoding with.
         decode_prompt_tokens: Tokens of each prompt when decoding is measured; each answer has `decode_new_tokens`.
-        prefill_tokens: Lengths of the prompts with which prefill is measured, if they fit into the context; the longest
-            prompt that fits is measured too.
+        prefill_tokens: Prompt lengths to measure prefill with, if they fit into the context; the longest prompt that
+            fits is measured too.
         samples: Number of concurrent requests with prompts of `sample_prompt_tokens` and answers of
             `sample_new_tokens`; measured once with the same prompt in all requests, and once with different prompts.
         rounds: Number of measured rounds of all workloads on all engines, after `warmup_rounds`.
@@ -300,7 +300,7 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
         if engines.sglang:
             urls["SGLang"] = await stack.enter_async_context(_sglang_url())
         if not urls:
-            raise ConfigError("got no engine to measure; pass `urls`, `embedded=True` or `sglang=True`")
+            raise ConfigError("there is no engine to measure; pass `urls`, `embedded=True` or `sglang=True`")
         clients = {name: create_client(url) for name, url in urls.items()}
         for client in clients.values():
             stack.push_async_callback(client.aclose)

@@ -23,7 +23,7 @@ _HEAD: Final = (
 _TOOL: Final = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION}
 _FUNCTION: Final = {**_TOOL, "parameters": CODE_TOOL_SCHEMA}
 _SYSTEM: Final = {"role": "system", "content": SYSTEM_PROMPT}
-# by API: the path, the key of the history, the system prompt's items, and the other fields of a request
+# for each API: the path, the key of the history, the system prompt's items, and the other fields of a request
 _APIS: Final[Mapping[str, tuple[str, str, list[Any], dict[str, Any]]]] = {
     "chat": ("/chat/completions", "messages", [_SYSTEM], {"tools": [{"type": "function", "function": _FUNCTION}]}),
     "responses": ("/responses", "input", [_SYSTEM], {"tools": [{"type": "function", **_FUNCTION}]}),

@@ -19,7 +19,7 @@ _LISTENING: Final = "0A"
 
 
 class LoopLag:
-    """Context manager that records how late the running event loop fires timers: `lags_ms`, one per timer.
+    """Context manager that records in `lags_ms`, for each timer, how late the running event loop fires it.
 
     A timer is due every 5 ms. All timers that came due while the loop was blocked are recorded, each with its own wait,
     so that a long block weighs more than a short one.

@@ -1,4 +1,4 @@
-"""Find a Python that has strands-sglang; it needs a newer Python than this package does.
+"""Find a Python that has strands-sglang, which needs a newer Python than this package does.
 
 If this environment lacks strands-sglang, it is installed into an environment of its own.
 """
@@ -28,7 +28,7 @@ class MissingPeerError(RolloutError):
 
 @functools.cache
 def peer_python() -> str:
-    """Return a Python that has strands-sglang: this one, or that of `.venv-peer`, which is created if needed.
+    """Return a Python that has strands-sglang: this one, or the Python of `.venv-peer`, which is created if needed.
 
     Raises:
         MissingPeerError: There is no Python 3.12 or newer, or the installation failed.
@@ -62,7 +62,7 @@ def peer_python() -> str:
 
 
 def peer_versions() -> dict[str, str]:
-    """Return the versions of the peer, of Strands and of Python that `peer_python` has.
+    """Return the versions of strands-sglang, Strands and Python in the environment of `peer_python`.
 
     Raises:
         MissingPeerError: There is no such Python.

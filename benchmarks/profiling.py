@@ -1,8 +1,8 @@
 """Profile a thread's CPU time by package and function.
 
 Uses cProfile with a clock of the thread's CPU time. Profiling slows small functions down more than large ones, so read
-shares, not times. A C function counts for its package if `_NATIVE_PACKAGES` has its module, else for its caller's
-package.
+shares, not times. A C function counts for the package that `_NATIVE_PACKAGES` gives for the function's
+module, else for the caller's package.
 """
 
 import cProfile

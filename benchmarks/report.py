@@ -88,7 +88,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
-    """Return a table of the cost of a turn, its growth, and its ratio to that of "ours"."""
+    """Return a table of the cost of a turn, its growth, and its ratio to the cost of a turn of "ours"."""
     figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
     found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
     lines = []
@@ -159,7 +159,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
 
 
 def _memory_table(rows: Sequence[Row]) -> str:
-    """Return a line per variant, with the resident and the allocated memory that two processes measured."""
+    """Return a line per variant, with the resident and the allocated memory, each measured by its own process."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] in ("rss", "traced"):

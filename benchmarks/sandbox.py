@@ -139,7 +139,7 @@ class Plan:
         calls_each: Program -> calls of each concurrent caller per round.
         session_calls: Calls in a session per round.
         children: Number of children whose memory is measured while all of them sleep.
-        sleep_s: Seconds for which the children sleep; all children must start within this time.
+        sleep_s: How long the children sleep, in seconds; all children must start within this time.
     """
 
     repeats: int = 5
@@ -234,7 +234,7 @@ FIGURES: Final = _figure_labels()
 def figures_of(samples: Samples) -> Figures:
     """Return all figures of a contender.
 
-    The p50 of calls, and a figure that each round has once, are medians over the rounds. Each p99, and all figures of
+    The p50 of calls, and figures with one value per round, are medians over the rounds. Each p99, and all figures of
     the lag, are computed from the values of all rounds together. Memory is measured once.
     """
     found: Figures = dict.fromkeys(FIGURES)
@@ -260,8 +260,8 @@ def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> d
 
     Returns:
         `machine`, `plan`, `contenders` (name -> its figures) and `ratios` (name -> LocalExecutor's figures as multiples
-        of this contender's). A contender that was left out has None in both. The load after the run is mostly that of
-        the benchmark itself.
+        of this contender's). For a contender left out of the run, `contenders` and `ratios` have None. The load
+        after the run is mostly the benchmark's own.
     """
     figures = {name: figures_of(one) for name, one in samples.items()}
 

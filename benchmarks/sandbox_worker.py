@@ -1,4 +1,4 @@
-"""A measured process of the sandbox benchmark: one way to run Python code, the programs, and the measurements.
+"""A measured process of the sandbox benchmark, with the contenders, their programs and the measurements.
 
 Reads orders from stdin and writes answers to stdout, a line of JSON each. An order is `{"do": NAME, ...arguments}`;
 NAME is the function `one_at_a_time`, `at_once`, `memory` or `start`. An answer is `{"value": ...}` or `{"error":
@@ -109,8 +109,8 @@ class CamelInterpreter(Contender):
         printed = await self.run("import sys; print(sys.prefix)")
         if printed.strip() != sys.prefix:
             raise RuntimeError(
-                f"camel-ai starts the first 'python' of the PATH, which is that of {printed.strip()!r}; expected "
-                f"{sys.prefix!r}: with --camel-python, name the python of a virtual environment"
+                f"camel-ai starts the first 'python' on the PATH, which belongs to {printed.strip()!r}; expected "
+                f"{sys.prefix!r}. With --camel-python, name the python of a virtual environment"
             )
 
     async def run(self, code: str, session: str | None = None) -> str:
@@ -161,7 +161,7 @@ def make_contender(name: str, slots: int | None = None) -> Contender:
 
 
 async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
-    """Measure the milliseconds of each call, one after the other."""
+    """Make calls one after the other, and measure the milliseconds of each."""
     return [await _call_ms(contender, program, session) for _ in range(calls)]
 
 
@@ -213,7 +213,7 @@ async def memory(contender: Contender, children: int, sleep_s: float) -> dict[st
 
 
 async def start(name: str) -> dict[str, float]:
-    """Measure the milliseconds that a new contender of this name takes to start, and that its first call takes."""
+    """Measure how long a new contender of this name takes to start, and how long its first call takes."""
     started = time.perf_counter()
     contender = make_contender(name)
     await contender.start()

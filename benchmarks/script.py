@@ -124,7 +124,7 @@ def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int 
     """Return new scripts of episodes with the same number of turns and different texts.
 
     Args:
-        tokenizer: A Hugging Face tokenizer whose template is append-only within the answer to a question, as Qwen3's.
+        tokenizer: A Hugging Face tokenizer whose template is append-only within the answer to a question, like Qwen3's.
         tool_turns: Number of turns with a tool call before the last turn.
         count: Number of scripts.
         seed: Seed of the texts.
@@ -136,7 +136,7 @@ def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int 
 
 
 class _Writer:
-    """Writes one script."""
+    """Writer of one script."""
 
     def __init__(self, tokenizer: Any, chance: random.Random) -> None:
         self._tokenizer, self._chance = tokenizer, chance
@@ -163,7 +163,7 @@ class _Writer:
                 if not after.startswith(before + text):
                     raise TemplateError(
                         "the chat template renders a turn differently than it was sampled; expected a template that "
-                        "keeps reasoning and writes calls in the Hermes format, as Qwen3's"
+                        "keeps reasoning and writes calls in the Hermes format, like Qwen3's"
                     )
                 turn = self._turn(text, content, code, result, self._encode(after[len(before + text) :]))
                 before = after

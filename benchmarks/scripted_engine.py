@@ -60,7 +60,7 @@ def _generate_answer(script: Script, number: int, input_logprobs_from: int | Non
         script: The script of the turn.
         number: The turn's number, from 0.
         input_logprobs_from: The request's `logprob_start_len`; None if the request has none.
-        prompt_tokens: The number of tokens of the request; None if they are the script's.
+        prompt_tokens: The request's number of tokens; None for the number in the script.
     """
     turn, lengths = script.turns[number], script.input_lengths()
     meta: dict[str, Any] = {
@@ -143,7 +143,7 @@ class _Scripts:
     """All scripts, with their encoded answers.
 
     Ids are compared as text, without parsing the body, to save CPU. Unless `exact`, only the last ids, which identify
-    the turn, must be the script's; each image of a request stands for `image_tokens` tokens.
+    the turn, must equal the script's; each image of a request stands for `image_tokens` tokens.
     """
 
     def __init__(self, scripts: Sequence[Script], *, exact: bool, image_tokens: int) -> None:
@@ -155,7 +155,7 @@ class _Scripts:
         }
         self._questions = {script.question: script for script in scripts}
         self._chats: dict[tuple[str, int], list[bytes]] = {}
-        # encoded before the first request: the first variant must not wait longer than the next
+        # encode the answers now: the first variant must not wait longer for them than the next variant
         self._answers = {(tail, None, None): self._encode(tail, None, None) for tail in self._turns}
 
     def generate(self, body: bytes) -> bytes:
@@ -175,13 +175,13 @@ class _Scripts:
         return answer
 
     def _extra_image_tokens(self, body: bytes) -> int:
-        """Return how many more tokens the images of a request have than its ids, in which each image is one id."""
+        """Return how many tokens the images of a request add to its ids, which have one id per image."""
         return body.count(_IMAGE) * (self._image_tokens - 1)
 
     def _encode(self, tail: bytes, input_logprobs_from: int | None, length: int | None) -> tuple[bytes, bytes]:
         """Return the input that a turn expects, and its answer."""
         if tail not in self._turns:
-            raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which is the end of no turn's input")
+            raise _UnexpectedRequestError(f"no turn expects an input that ends with {tail!r:.200}")
         script, number = self._turns[tail]
         answer = _generate_answer(script, number, input_logprobs_from, length)
         return orjson.dumps(script.input_ids(number)), answer

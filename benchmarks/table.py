@@ -34,7 +34,7 @@ _START: Final = Step("start", "ours", turns=0, concurrency=0, episodes=0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of episodes: concurrent ones for memory and lag, all together for the growth of memory."""
+    """Numbers of episodes: concurrent for memory and lag, in total for the growth of memory."""
 
     memory: int = 256
     lag: int = 2_048
@@ -52,9 +52,9 @@ class Row:
         group: Name of the row's group, to select it.
         name: Meaning of the figure, with its unit.
         steps: The measurements that the figure needs.
-        figure: Returns the row's figure, given the figures of each of its steps.
+        figure: Function that computes the row's figure from the figures of each step.
         goal: The largest figure that meets the goal; None if there is no goal.
-        rounds: The most rounds in which the row is measured; None for all.
+        rounds: Maximum number of rounds that measure the row; None for all.
     """
 
     group: str
@@ -176,7 +176,7 @@ class Run:
     measured: list[dict[Step, Figures]] = field(default_factory=list)
 
     def plan(self, number: int) -> Iterator[Step]:
-        """Yield the steps of a round; comparable steps follow each other, beginning with another in each round."""
+        """Yield the steps of a round; comparable steps follow each other, and each round begins with another one."""
         rows = [row for row in self.rows if number < (row.rounds or self.rounds)]
         steps = dict.fromkeys(step for row in rows for step in row.steps)
         possible = (step for step in steps if step not in self.skipped)

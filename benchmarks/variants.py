@@ -54,9 +54,9 @@ class Step:
 
     @property
     def has_script_prompts(self) -> bool:
-        """True if the prompts are those of the scripts.
+        """True if the prompts equal the scripts' prompts.
 
-        They are not if they contain the real code tool's description, a question of the episode's own, or an image.
+        They differ if they contain the real code tool's description, the episode's own question, or an image.
         """
         return not (self.runs_code or self.kind == "growth" or self.variant == WITH_IMAGES)
 
@@ -94,10 +94,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A finished episode; mask and logprobs are of the response.
+    """A finished episode, with the mask and logprobs of the response.
 
-    `logprobs` is None if the variant has none; logprobs of tokens that were not sampled are not compared. `result` is
-    the object that the trainer gets, whose memory is measured.
+    `logprobs` is None if the variant has none; only logprobs of sampled tokens are compared. `result` is the object for
+    the trainer, whose memory is measured.
     """
 
     tokens: list[int]

@@ -103,7 +103,7 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the CPU time of this process (all threads, user and system), and the bytes that the engine counts.
 
     Raises:
-        WrongEpisodeError: The variant did not play the scripts, or sent more or fewer requests than one for each turn.
+        WrongEpisodeError: The variant did not play the scripts, or did not send exactly one request for each turn.
     """
     before = _fetch_counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -125,7 +125,7 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
         "requests_per_trajectory": crossed["requests"] / episodes,
         "bytes_sent_per_trajectory": crossed["bytes_in"] / episodes,
         "bytes_received_per_trajectory": crossed["bytes_out"] / episodes,
-        # the second request for the counters opens a connection
+        # don't count the connection of the second request for counters
         "connections_opened": crossed["connections"] - 1,
     }
 

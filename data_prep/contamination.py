@@ -27,7 +27,7 @@ def main(
     """Find rows of a file that share words with evaluation problems.
 
     A row shares words with a problem if both contain the same run of --ngram-words consecutive words. A shorter problem
-    counts only if a row consists of the same words. Runs that more than ten different rows share are stock phrases and
+    counts only if a row consists of the same words. Runs shared by more than ten different rows are stock phrases and
     don't count, unless a row has at least half of a problem's runs.
 
     Exit codes: 0 none found, 1 some found or a file can't be read, 2 wrong usage.

@@ -1,4 +1,4 @@
-"""Prepare questions for agents that search, such as those of NQ: `python data_prep/question_answering.py --help`.
+"""Prepare questions for agents that search, such as NQ's: `python data_prep/question_answering.py --help`.
 
 Reads the layout of FlashRAG and Search-R1: a column `question`, and a column `golden_answers` with a list of texts.
 """

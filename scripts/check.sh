@@ -26,7 +26,7 @@ step "ruff format" "$venv/bin/ruff" format --check .
 step "mypy" "$venv/bin/mypy"
 step "import layers" "$venv/bin/lint-imports"
 step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh experiments/*.sh .ci/run .ci/full .ci/steps.sh
-# without --quiet, because mkdocs would then ignore warnings
+# don't pass --quiet: mkdocs would then ignore warnings
 site="$(mktemp -d)"
 trap 'rm -rf -- "$site"' EXIT
 NO_MKDOCS_2_WARNING=1 step "documentation" "$venv/bin/mkdocs" build --strict --site-dir "$site"

@@ -103,8 +103,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "removed": ("share", "samples kept out of training"),
     "ungraded": (
         "total",
-        "samples whose reward failed, for example because a judge was unavailable, or for which the default grading "
-        "found no label",
+        "samples whose reward failed, for example because a judge was unavailable, or that have no label for the "
+        "default grading",
     ),
     "drift_tokens": ("distribution", "sampled tokens that would change if the text of each turn were encoded again"),
     "drift_share": ("distribution", "`drift_tokens` as a fraction of the sampled tokens"),
@@ -140,8 +140,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "slowest/other_s": ("seconds", "the slowest sample's remaining time"),
     "missing": (
         "total",
-        "in evaluation: samples whose episode failed or was aborted, whose reward failed, or for which the default "
-        "grading found no label",
+        "in evaluation: samples whose episode failed or was aborted, whose reward failed, or that have no label for "
+        "the default grading",
     ),
     "accuracy": ("share", "in evaluation: right answers among the graded samples"),
 }
@@ -250,8 +250,8 @@ def commands_table() -> str:
 def launch_settings_table() -> str:
     """The settings that the scripts for slime declare.
 
-    If a default depends on the model, show the default of a model without a row, which is also that of Qwen3-8B. Show
-    no default that depends on other settings or on the machine.
+    If a default depends on the model, show the default of a model without a row, which is also Qwen3-8B's. Show no
+    default that depends on other settings or on the machine.
 
     Raises:
         ValueError: A setting's meaning can't be read.
@@ -311,7 +311,7 @@ def launch_models_table() -> str:
 
 
 def layers() -> list[list[str]]:
-    """The layers that import-linter checks, top to bottom, each with its rooms."""
+    """The layers that import-linter checks, top to bottom, each with its rooms (see docs/architecture.md)."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
     (lines,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")

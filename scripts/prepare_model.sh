@@ -120,7 +120,7 @@ convert() {
   fi
 }
 
-# check what the conversion needs before hours of download
+# before hours of download, check what the conversion needs
 bf16="$HF_CHECKPOINT"
 [[ $CONVERSION_NODES -eq 1 || -n "$MASTER_ADDR" ]] || usage_error "CONVERSION_NODES is $CONVERSION_NODES; expected also MASTER_ADDR, the" \
   "address of the first node, and on each node its NODE_RANK, from 0. All nodes need the same MODEL_DIR"

@@ -11,7 +11,7 @@ set -euo pipefail
 
 : "${SLURM_JOB_NUM_NODES:?not set; submit this script with sbatch}"
 export NUM_NODES="$SLURM_JOB_NUM_NODES" NUM_GPUS="${NUM_GPUS:-${SLURM_GPUS_ON_NODE:-8}}"
-# the first address of this node; set MASTER_ADDR if the other nodes reach this node at another address
+# use the first address of this node; set MASTER_ADDR if the other nodes reach this node at another address
 export MASTER_ADDR="${MASTER_ADDR:-$(hostname -I | awk '{print $1}')}"
 
 # shellcheck disable=SC2016 # the other nodes expand it

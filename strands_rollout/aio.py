@@ -46,7 +46,7 @@ class LoopCache(Generic[T]):
         loop = asyncio.get_running_loop()
         values = self._loops.get(loop)
         if values is None:
-            # remove closed loops here: the values of a loop refer to it, so its weak key would stay forever
+            # remove closed loops here: a loop's values refer to the loop, so the weak key would stay forever
             for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
             values = self._loops[loop] = {}
@@ -58,7 +58,7 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Return a started generator that closes `value` at the running loop's shutdown of asynchronous generators.
+    """Return a started generator that closes `value` when the running loop shuts down its asynchronous generators.
 
     The caller must keep a reference to the generator.
     """
@@ -121,7 +121,7 @@ _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[async
 
 
 async def shared_result(task: asyncio.Task[Result]) -> Result:
-    """Return the result of a task for which many callers wait; a cancelled caller does not cancel the task.
+    """Wait for a task with other callers, and return its result; a cancelled caller does not cancel the task.
 
     When the task ends, one of the waiting callers continues in each pass of the event loop (`admit_to_loop`).
 

@@ -24,7 +24,7 @@ ABORT_POLL_S: Final = 0.05
 ABORT_GRACE_S: Final = 0.2  # time for an engine to answer an aborted request with the tokens that it has sampled
 
 EngineGrace: TypeAlias = Callable[[float], float]
-"""Maps the time at which a request was sent (`time.monotonic`) to the seconds to wait for its answer after an abort."""
+"""Maps a request's send time (`time.monotonic`) to the seconds to wait for the answer after an abort."""
 
 
 def never() -> bool:
@@ -42,7 +42,7 @@ class Generating(Protocol):
 
     @property
     def sent_at(self) -> float | None:
-        """Time at which the last in-flight request was sent, by `time.monotonic`; None if none is in flight."""
+        """Send time of the newest in-flight request, by `time.monotonic`; None if none is in flight."""
 
     def stop_generating(self) -> Awaitable[bool]:
         """Ask the engine to abort the in-flight requests; return True if the engine confirmed an abort."""
@@ -54,9 +54,8 @@ class Control:
     Args:
         should_abort: Function that returns true once the rollout is aborted. Then blocks under a deadline end at the
             next poll, or at most `engine_grace_s` later, and other steps do not begin.
-        engine_grace_s: Function that takes the time at which a request was sent. It returns the seconds to wait for the
-            answer after an abort. In this time, the engine must be able to answer all requests that are aborted at
-            once.
+        engine_grace_s: Function that takes a request's send time, and returns the seconds to wait for the answer after
+            an abort. In this time, the engine must be able to answer all requests that are aborted at once.
         poll_key: Key of `should_abort`; the function is polled once for all episodes with an equal key. None polls it
             for this episode alone.
     """
@@ -199,7 +198,7 @@ class AbortPoller:
     """The timer of an event loop; it polls for aborts while blocks wait under a deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # weak, so that a closed loop can be collected: the loop refers to the timer, and the timer to this object
+        # use a weak reference, so that a closed loop can be collected: the loop's timer refers to this object
         self._loop = weakref.ref(loop)
         self._polls: dict[Hashable, _Poll] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -207,12 +206,12 @@ class AbortPoller:
 
     @property
     def late_s(self) -> float:
-        """Seconds by which the next poll is late, such as in a blocked event loop; 0.0 if nothing waits."""
+        """Delay of the next poll in seconds, for example if the event loop is blocked; 0.0 if nothing waits."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, control: Control, abort: Callable[[], None]) -> None:
-        """Call `abort` at the first poll at which this control's `should_abort` returns true."""
+        """Call `abort` once a poll of this control's `should_abort` returns true."""
         poll = self._polls.get(control.poll_key)
         if poll is None:
             poll = self._polls[control.poll_key] = _Poll(control.should_abort)
@@ -239,8 +238,8 @@ class AbortPoller:
         self._timer = None
         try:
             for key in list(self._polls):
-                # if a function raises, its entry stays removed: the loop logs the error, and the next tick polls the
-                # others
+                # if `should_abort` raises, its entry stays removed; the loop logs the error, and the next tick polls
+                # the remaining entries
                 poll = self._polls.pop(key)
                 if poll.should_abort():
                     for abort in poll.waiting:
@@ -280,7 +279,7 @@ class RunningCall:
         outer_id: If a tool's sub-agent made this call, the tool-use id of the outermost call; otherwise `id`.
         sandbox: Facts for the call's record if this is a call of the code tool, such as the code's exit code.
         faults: Failures of the code executor during the call, including those that a sub-agent read as tool results.
-        began_at: Time at which the call began, by `time.monotonic`.
+        began_at: Start time of the call, by `time.monotonic`.
         timed_out: True if the call's time limit ended it.
     """
 
@@ -296,7 +295,7 @@ _CALL: Final[ContextVar[RunningCall | None]] = ContextVar("strands_rollout_tool_
 
 
 def current_call() -> RunningCall | None:
-    """Return the tool call in which this code runs; None outside of a call."""
+    """Return the tool call that runs this code; None outside of a call."""
     return _CALL.get()
 
 

@@ -42,9 +42,10 @@ class TrajectoryError(RolloutError):
 
 
 class UnsendableTextError(TrajectoryError):
-    """A prompt or turn contains the placeholder of an image or another medium, as a token or text, but not the medium.
+    """A prompt or turn contains the placeholder of an image or another medium, but not the medium.
 
-    SGLang fails on such a prompt or never answers it; slime's trainer fails on such a turn.
+    The placeholder may be a token or its text. SGLang fails on such a prompt or never answers it; slime's trainer fails
+    on such a turn.
 
     Attributes:
         is_sampled: True if the policy sampled the placeholder's token in the failing turn; then the prompt is not the
@@ -57,7 +58,7 @@ class UnsendableTextError(TrajectoryError):
 
 
 class ReplayError(RolloutError):
-    """A restarted agent's requests differ from those of the recorded episode that it should continue."""
+    """A restarted agent's requests differ from the requests of the aborted attempt."""
 
 
 class ResumeError(RolloutError):
@@ -83,8 +84,8 @@ class EngineError(RolloutError):
 class EngineUnavailableError(EngineError):
     """The server can't be reached or keeps failing.
 
-    It refuses connections, has no worker, keeps answering 429 or any 5xx, or exceeds the read timeout. Or it aborts a
-    turn again and again, or because of an error not caused by the request.
+    It refuses connections, has no worker, keeps answering 429 or any 5xx, or exceeds the read timeout. A server that
+    aborts a turn again and again, or because of an error not caused by the request, counts as unavailable, too.
     """
 
 
@@ -129,11 +130,11 @@ class SandboxError(RolloutError):
 
 
 class UnplayableAgentError(ConfigError):
-    """The user's code builds or calls an agent in a way that can't be trained; never caused by the policy."""
+    """The user's code builds or calls an agent in a way that can't be trained. The policy is never the cause."""
 
 
 class NoModelError(UnplayableAgentError):
-    """An agent in an episode has no model, so that it would call Strands' default model."""
+    """An agent in an episode has no model, and would call Strands' default model."""
 
 
 class BlockingCallError(UnplayableAgentError):
@@ -168,4 +169,4 @@ class ExportError(RolloutError):
 
 
 class DumpError(RolloutError):
-    """A dump can't be written or read, for example since it is broken, of a newer version, or of an unknown format."""
+    """A dump can't be written or read, for example because it is broken or has a newer version or unknown format."""

@@ -11,7 +11,7 @@ from strands_rollout.errors import ToolError
 
 
 class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_errors(...):`
-    """Turn exceptions of a user's code that `except Exception` doesn't catch into ordinary errors.
+    """Turn exceptions of a user's code into ordinary errors if `except Exception` doesn't catch them.
 
     If SystemExit or KeyboardInterrupt leaves a task, it ends the event loop and all its episodes: `sys.exit()` or
     argparse in an async tool would end a training run. A CancelledError is turned into an ordinary error too, unless
@@ -59,9 +59,9 @@ def original_exception(error: BaseException) -> BaseException:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function, method or class, or of another callable's class, for messages.
+    """Return a callable's qualified name, for messages.
 
-    For a `functools.partial`, this is the name of what it calls.
+    A `functools.partial` has the name of the function that it calls. An instance with `__call__` has its class's name.
     """
     while isinstance(function, functools.partial):
         function = function.func

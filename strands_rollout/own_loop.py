@@ -30,10 +30,10 @@ class _Step:
 
 
 class OwnLoop:
-    """An event loop in a thread of its own, where blocking code delays no other loop; an async context manager.
+    """Async context manager of an event loop in a thread of its own, where blocking code delays no other loop.
 
-    Functions run in one task, one after the other: some contexts must be exited by the task that entered them. Leaving
-    the context manager doesn't wait for a running function.
+    Functions run in one task, one after the other, because some contexts must be exited by the task that entered them.
+    Leaving the context manager doesn't wait for a running function.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class OwnLoop:
         Raises:
             ToolError: The function raised SystemExit or another exception that would end the loop. Or an earlier
                 function blocks the loop: a previous caller was cancelled before its function began, and no function has
-                begun since. In the second case, `function` is still called when the loop is free.
+                begun since. `function` is then still called once the loop is free.
             Exception: Any other exception of the function.
         """
         if asyncio.get_running_loop() is self._loop:
@@ -85,7 +85,7 @@ class OwnLoop:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             self._task = task = runner.get_loop().create_task(self._take_steps())
             while not task.done():
-                # a step may stop the loop, and its tasks may raise SystemExit; later steps need the loop
+                # a step may stop the loop, or start tasks that raise SystemExit; later steps need the loop
                 with suppress(RuntimeError, SystemExit, KeyboardInterrupt):
                     self._loop.run_until_complete(task)
         return lambda: None

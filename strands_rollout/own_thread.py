@@ -79,7 +79,7 @@ class _ReusableThread:
             asyncio.set_event_loop(None)  # the last function may have left a closed loop
             outcome = function()
             is_reused = len(_IDLE) < _MAX_IDLE_THREADS
-            if is_reused:  # before the loop gets the outcome, so that its next call can use this thread
+            if is_reused:  # add the thread before the loop gets the outcome: the next call can then use it
                 _IDLE.append(self)
             with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(outcome)

@@ -1,8 +1,7 @@
 """A stand-in for slime's `Sample`, for use without slime, and read-only views of finished samples and their facts.
 
 Metadata is not trusted: facts may be missing, or written by another program or another version of this package. Facts
-of a wrong type are left out. Values that raise an error when read are left out, too, and logged once for each type of
-error.
+of a wrong type and unreadable values are left out. Each type of error in reading a value is logged once.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class SlimeArgs(Protocol):
 
 
 class SampleLike(Protocol):
-    """The fields of a sample that this package reads and writes; implemented by each release of slime, and by `Sample`.
+    """Protocol of the sample fields that this package uses, implemented by each release of slime and by `Sample`.
 
-    Most fields that may be None before an episode, or have a type of slime's, are typed Any. Fields that only some
-    releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
+    Most fields are typed Any if they may be None before an episode or have a type of slime's. Fields missing in some
+    releases are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
     status: Any
@@ -125,7 +124,7 @@ class Sample:
 
     @dataclass
     class PrefixCacheInfo:
-        """Counts of prompt tokens: all, and those read from the engine's prefix cache; summed as in `SpecInfo`."""
+        """Counts of all prompt tokens and of tokens from the engine's prefix cache, summed as in `SpecInfo`."""
 
         cached_tokens: int = 0
         total_prompt_tokens: int = 0
@@ -155,9 +154,9 @@ class Sample:
         """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name does.
 
         `trainable` tokens were sampled by the policy: `log_probs` then has one logprob per token. For other tokens,
-        `log_probs` is None. If `update_terminal_info` is set and `meta_info`, from SGLang, has a finish reason, the
-        method adds the request's counts and weight version, and sets the status. It adds the counts of speculative
-        decoding only if `args` has `sglang_speculative_algorithm`.
+        `log_probs` is None. If `update_terminal_info` is set and SGLang's `meta_info` has a finish reason, the method
+        adds the request's counts and weight version, and sets the status. It adds the counts of speculative decoding
+        only if `args` has `sglang_speculative_algorithm`.
 
         Raises:
             ValueError: Trainable tokens lack logprobs or follow response tokens without logprobs, other tokens have
@@ -180,7 +179,7 @@ class Sample:
             _count_request(self, args, meta_info)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes by name; the status as a string, the counters as dicts, and the others unchanged."""
+        """Return all attributes by name, with the status as a string and the counters as dicts."""
         counters = {name: dict(vars(getattr(self, name))) for name in ("spec_info", "prefix_cache_info")}
         return {**vars(self), **counters, "status": self.status.value}
 
@@ -207,7 +206,7 @@ class Sample:
 
 
 def _add_counts(counters: object, amounts: Mapping[str, Any]) -> None:
-    """Add to each counter the amount of the same name."""
+    """Increase each counter by the amount of the same name."""
     for name, total in vars(counters).items():
         setattr(counters, name, total + amounts.get(name, 0))
 
@@ -244,7 +243,7 @@ METADATA_VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """The facts of an episode, under the names that they have in `sample.metadata["strands_rollout"]`.
+    """The facts of an episode, with the same names as in `sample.metadata["strands_rollout"]`.
 
     `slime_plugin.sample_writer` writes them at the end of the episode; `add_facts` adds facts that are known only
     later. Read them with `facts_of`. A fact that is unknown or does not apply is None: failed samples, siblings,
@@ -261,7 +260,7 @@ class EpisodeFacts:
     error: str | None = None
     """The error that ended the episode, at most 2,000 characters; null if there was none."""
     final_text: str | None = None
-    """The graded text: the last turn as sampled, or the answer that a program returned."""
+    """The graded text: the last turn as sampled, or the answer returned by a program."""
     final_in_reasoning: bool | None = None
     """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
@@ -274,7 +273,7 @@ class EpisodeFacts:
     parse_failures: int | None = None
     """Number of malformed tool calls in this sample."""
     transient_texts: int | None = None
-    """Number of messages that the policy read with text from outside of the agent's history."""
+    """Number of messages that the policy read with a transient text, which the agent's history lacks."""
     generate_s: float | None = None
     """Seconds of requests to the engine; in the main agent's sample, for all of its segments and side conversations."""
     turn_s: list[float] | None = None
@@ -315,14 +314,14 @@ class EpisodeFacts:
     segments: int | None = None
     """Number of segments of the main agent; 1 if its history was never rewritten."""
     stale_tokens: int | None = None
-    """Number of sampled tokens that are masked, since their weights were too old."""
+    """Number of sampled tokens that are masked because their weights were too old."""
     ended_by: str | None = None
     """On a sibling: why the agent's next request did not continue this segment; empty for the agent's last segment."""
     dropped_sampled_tokens: int | None = None
     """Number of sampled tokens that are in no sample."""
     budgets: Mapping[str, Any] | None = None
-    """Used share, from 0 to 1, of the budgets `response` and `context` and of the limits `tool_iterations` and
-    `tool_calls`. It is null for a limit of 0, and without a limit."""
+    """Used share (0 to 1) of the budgets `response` and `context` and of the limits `tool_iterations` and
+    `tool_calls`. A share is null if its limit is 0 or not set."""
     aborts: int | None = None
     """Number of earlier attempts that ended with the sample ABORTED."""
     resumes: int | None = None
@@ -330,14 +329,14 @@ class EpisodeFacts:
     engine_aborts: int | None = None
     """Number of times that the engine aborted a request and the turn was then continued or repeated."""
     resume: Mapping[str, Any] | None = None
-    """The state from which an aborted episode is resumed."""
+    """State for resuming an aborted episode."""
     sampling_params: Mapping[str, Any] | None = None
     """slime's sampling parameters."""
     environment_score: object | None = None
     """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
-    """Facts about the requests that an agent program, or a session of another trainer, sent to the gateway; for an
-    agent command, also about its process."""
+    """Facts about the requests sent to the gateway by an agent program or by a session of another trainer. For an agent
+    command, also facts about its process."""
     environment: Mapping[str, Any] | None = None
     """If a library's environment played the episode: its termination reason, reward information and metrics."""
     question: str | None = None
@@ -456,7 +455,7 @@ def rollout_id_of(sample: object) -> int | None:
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the prompt itself if it is a string, else the text of its last user message; "" if there is none."""
+    """Return a prompt's question: the prompt if it is a string, else its last user message's text ("" if none)."""
     if isinstance(prompt, str):
         return prompt
     texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
@@ -490,7 +489,7 @@ def reward_details(sample: object) -> Mapping[str, Any]:
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return for each part, by its key `parts/NAME`, its values in all rewards; values must be finite numbers."""
+    """Return the finite values of each part in all rewards, by the part's key `parts/NAME`."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
         if key.startswith(PART_PREFIX) and (number := finite_number(value)) is not None:

@@ -62,14 +62,14 @@ class _Settings(BaseModel):
 
 
 class McpServer(_Settings):
-    """An MCP server. The keys are those of a server in Strands' `mcpServers` files, plus `name` and `per_episode`.
+    """An MCP server, with the keys of a server in Strands' `mcpServers` files, plus `name` and `per_episode`.
 
     `${VAR}` in a string is replaced from the environment.
     """
 
     _string_key = "url"
     name: str | None = None
-    """Name by which a row may choose the server."""
+    """Name that a row may use to choose the server."""
     command: str | None = None
     """Command that starts a server on stdio, split as in a shell; `python` is this process's interpreter."""
     args: tuple[str, ...] = ()
@@ -87,9 +87,9 @@ class McpServer(_Settings):
     prefix: str | None = None
     """Prefix of the names of the server's tools."""
     tool_filters: dict[Literal["allowed", "rejected"], tuple[str, ...]] | None = None
-    """Names or patterns of the server's tools that are allowed or rejected."""
+    """Names or patterns of the server's tools to allow or reject."""
     startup_timeout: int = Field(default=30, ge=1)
-    """Timeout of the server's start, in seconds."""
+    """How long the server may take to start, in seconds."""
     per_episode: bool = False
     """Give each episode its own connection and, with `command`, its own server process. If false, the episodes of a
     rollout process share one connection."""
@@ -176,14 +176,14 @@ class Judge(_Settings):
         "Rate how well the answer solves the task, from 0 to 1. End with a line `Score: N`.\n\n"
         "Task:\n{question}\n\nAnswer:\n{response}\n\nReference:\n{label}"
     )
-    """Prompt of the judge, in which `{question}`, `{response}` and `{label}` are replaced. The last `Score: N` in the
-    reply counts; if the reply has none, the whole reply must be a number."""
+    """Prompt of the judge; `{question}`, `{response}` and `{label}` are replaced. The last `Score: N` in the reply
+    counts; if the reply has none, the whole reply must be a number."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a reply, in seconds."""
     retries: int = Field(default=3, ge=0)
     """Maximum retries of a request to the API after a response of 429 or 5xx, or no response."""
     max_concurrency: int = Field(default=64, ge=1)
-    """Maximum number of answers that are rated at once in a process; further answers are queued."""
+    """Maximum number of answers rated at once in a process; further answers are queued."""
 
     @model_validator(mode="after")
     def _check_one_model(self) -> Self:
@@ -228,10 +228,11 @@ class RewardSettings(_Settings):
     """Model that the evaluator calls."""
     parts: dict[str, RewardPart] = Field(default_factory=dict)
     """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
-    sum. A part without these three is the environment's score or, if there is no such score, the default grading."""
+    sum. A part without function, judge and evaluator is the environment's score or, if there is no such score, the
+    default grading."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Wall-clock timeout of your reward, or of each part, in seconds. The time that an answer waits in a judge's queue
-    (see the judge's `max_concurrency`) does not count."""
+    """Wall-clock timeout of your reward, or of each part, in seconds. Waiting in a judge's queue (see the judge's
+    `max_concurrency`) does not count."""
     style: Literal["default", "slime_strands_example"] = Field(
         default="default",
         description='"default" grades with `strands_rollout.grading`; "slime_strands_example" reproduces the score '
@@ -358,7 +359,7 @@ NamedTool = Annotated[
 class RolloutSettings(_Settings):
     """All settings and their defaults.
 
-    None means no limit, no such code, or another default that the setting's description names.
+    None means no limit, or that the setting is not used, unless its description names another default.
     """
 
     system_prompt: str | None = SYSTEM_PROMPT
@@ -385,7 +386,7 @@ class RolloutSettings(_Settings):
     """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the process that
     plays the episode died. The program is started again. Its first requests, up to the interrupted turn, get their
     recorded answers. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
-    null, episodes of these three settings start from scratch after an abort, and fail if their episode worker dies."""
+    null, such episodes start from scratch after an abort, and fail if their episode worker dies."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`. Each function returns an async context manager, which is
     open during the episode."""
@@ -402,7 +403,7 @@ class RolloutSettings(_Settings):
     """Dotted paths of Strands hook provider classes, or of functions that return a hook provider. Each episode creates
     new providers, also when it is resumed."""
     max_tool_iterations: int | None = Field(default=5, ge=0)
-    """Maximum turns per episode in which tool calls are run."""
+    """Maximum turns per episode that run tool calls."""
     max_tool_calls: int | None = Field(default=None, ge=0)
     """Maximum tool calls of an episode."""
     max_parallel_tool_calls: int | None = Field(default=None, ge=1)
@@ -410,7 +411,7 @@ class RolloutSettings(_Settings):
     max_user_turns: int | None = Field(default=None, ge=0)
     """Maximum user messages after the first in an episode, such as answers of the environment."""
     tool_timeout_s: float | None = Field(default=60.0, gt=0)
-    """Wall-clock timeout of a tool call, in seconds. The time that a code call waits in the queue does not count."""
+    """Wall-clock timeout of a tool call, in seconds. A code call's wait in the queue does not count."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """Wall-clock timeout of an episode, in seconds."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
@@ -424,8 +425,8 @@ class RolloutSettings(_Settings):
     model_name: str | None = None
     """Name of the policy among the models of slime's `--sglang-config`. Default: the first model."""
     resume_aborted: bool = True
-    """Resume an aborted sample from its own tokens; false starts it from scratch. A sample whose episode can't be
-    continued also starts from scratch, for example with `resources`, or after its history was rewritten."""
+    """Resume an aborted sample from its own tokens; false starts it from scratch. A sample also starts from
+    scratch if its episode can't be continued, for example with `resources`, or after a rewrite of its history."""
     journal_dir: str | None = None
     """Folder for the journals of unfinished episodes. A killed run continues these episodes after a restart, once slime
     requests the same samples again. An episode that can't be continued, for example with `resources` or an
@@ -441,7 +442,7 @@ class RolloutSettings(_Settings):
     the rest of the turn. "return" ends the episode; its sample becomes ABORTED, or FAILED if slime can't take an
     ABORTED sample."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Seconds for which a request is retried while the engine is unreachable, busy or failing. With 0, no request is
+    """How long to retry a request while the engine is unreachable, busy or failing, in seconds. With 0, no request is
     retried. Default: 600 in a job of slime, where giving up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """After this number of consecutive failed groups of training samples, the run ends with an error that names the
@@ -457,15 +458,14 @@ class RolloutSettings(_Settings):
     strands_rollout.generate_rollout_fully_async also starts no more groups than this limit allows. Default: the
     environment variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
     abort_grace_s: float | None = Field(default=None, ge=0)
-    """Maximum seconds for which an aborted episode waits for tokens already sampled by the engine. Default: 4 if these
-    tokens are kept, as in slime's partial rollouts, else 0.2."""
+    """Maximum time that an aborted episode waits for tokens already sampled by the engine, in seconds. Default: 4 if
+    these tokens are kept, as in slime's partial rollouts, else 0.2."""
     conversation_manager: str | None = None
     """Dotted path of a Strands conversation manager, or of a function that returns one. A conversation manager may drop
     or summarize messages."""
     fan_out: bool = False
-    """Return several samples per episode: one for the main agent's last history, and one for each other history in
-    which the policy sampled tokens. The other histories are those of sub-agents and side conversations, and the
-    main agent's before each rewrite."""
+    """Return several samples per episode: one for the main agent's last history, and one for each other history with
+    sampled tokens: of a sub-agent, of a side conversation, or of the main agent before a rewrite."""
     transient_context: Literal["segment", "keep"] = "segment"
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after that request, as after a rewrite of the history; "keep" leaves the text in the context of later requests, so
@@ -480,9 +480,9 @@ class RolloutSettings(_Settings):
     """Folder for samples of each step, which `log_rollout`, `log_eval` and `strands-rollout train` write, and
     `strands-rollout view` shows. Default: no folder; for `strands-rollout train`, `samples` in the run's folder."""
     dump_samples: int = Field(default=64, ge=1)
-    """Maximum samples of a training step, or of each data set of an evaluation, that are written to `dump_dir`."""
+    """Maximum samples written to `dump_dir` per training step, or per data set of an evaluation."""
     mismatch_check: Literal["first_step", "every_step"] = "first_step"
-    """Steps in which the context of samples is compared with the chat template's rendering, for the metrics
+    """Steps that compare the context of samples with the chat template's rendering, for the metrics
     `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after a start, or
     "every_step"."""
     tool_parser: str = Field(default_factory=lambda: os.environ.get("STRANDS_ROLLOUT_TOOL_PARSER") or "hermes")

@@ -24,7 +24,7 @@ from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _MAX_NAMES_SHOWN: Final = 8
-_folders: Final[list[Path]] = []  # to search: the folders of the configurations, and the working directory
+_folders: Final[list[Path]] = []  # searched folders: the configurations' folders and the working directory
 _modules: Final[dict[Path, ModuleType]] = {}  # imported files, by resolved path
 _import_lock: Final = threading.RLock()
 
@@ -34,7 +34,7 @@ def add_config_folder(path: str | Path | None) -> None:
 
     The folders of earlier configurations come after these two. If `path` is None, only the working directory is added,
     as the last folder, unless it is searched already. If `path` is a link, the folder of the link is searched before
-    the folder of its target. Folders that are in `sys.path` keep their place there; the others are added at its front.
+    the folder of its target. Folders already in `sys.path` keep their place; new folders are added at its front.
     """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
@@ -153,7 +153,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
 
 
 def _import_file(name: str, path: str) -> ModuleType:
-    """Import a Python file; `path` is the path that messages show, with the attribute if any."""
+    """Import a Python file; messages show `path`, which also names the attribute, if any."""
     candidates = _candidates(name)
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:

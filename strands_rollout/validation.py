@@ -1,4 +1,4 @@
-"""Messages for pydantic's validation errors: the place in the user's input, the value got, and what was expected."""
+"""Messages for pydantic's validation errors: the place in the user's input, the given value, and what was expected."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def explain_fault(
     if not path and fault["type"] == "model_type" and model is not None:
         expected = f"a mapping with the keys {', '.join(model.model_fields)}"
     if fault["type"] == "missing":
-        return f"got nothing for {place}; expected: {expected}"
+        return f"{place} is missing; expected: {expected}"
     return f"got {place}{'=' * bool(place)}{fault['input']!r:.500}; expected: {expected}"
 
 

@@ -1,4 +1,4 @@
-"""A watchdog thread for the event loops of episodes; logs each line of code that blocks a loop."""
+"""A watchdog thread for the event loops of episodes, which logs each line of code that blocks a loop."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ _MAX_SHOWN_FRAMES: Final = 12
 
 
 def watch_running_loop() -> None:
-    """Watch the running loop, and log each line that blocks it, once.
+    """Watch the running loop, and log once each line that blocks it.
 
     A loop counts as blocked if its timer is late and consecutive checks see the same call of the same task at the same
     instruction. A busy loop doesn't count as blocked: the checks see different calls. A busy machine doesn't either:
@@ -66,7 +66,7 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: The task, frame and instruction at the last check. None before the first check, after a late check, and
+        at: The task, frame and instruction at the previous check. None before the first check, after a late check, and
             after a check that found the loop on time.
         since: Time of the first check that saw `at`.
         cpu_s: Processor seconds of the loop's thread at the time `since`.

@@ -62,7 +62,7 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the files of `against` in `folder`, except the file of `split` itself, also if it is a slice."""
+        """Return the files of `against` in `folder`, except the file of `split` itself, even if `split` is a slice."""
         # a split may be sliced and joined: "train[:90%]+test"
         stems = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if stems != {stem}]
@@ -90,7 +90,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON inst
 
 
 def _command(only: DataSet | None, script: str) -> Callable[..., None]:
-    """Return the command of `script`, with the defaults and help of `only`; None: a command for any benchmark."""
+    """Return the command of `script`, with the defaults and help of `only`; if it is None, for any benchmark."""
 
     def command(
         *,

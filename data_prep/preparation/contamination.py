@@ -2,7 +2,7 @@
 
 A row is contaminated by an evaluation problem if both contain the same run of `ngram_words` words, or if both consist
 of the same words; a problem with fewer words than a run can match only as a whole. Words are sequences of letters and
-digits, so that LaTeX and plain notation compare alike; case is ignored. Runs that many different rows share are
+digits, so that LaTeX and plain notation compare alike; case is ignored. Runs shared by many different rows are
 stock phrases ("where m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has
 at least half of a problem's runs: a problem that was copied many times is not a stock phrase.
 """
@@ -22,7 +22,7 @@ from preparation.instruction import without_instruction
 from preparation.rows import PreparationError, RowError, to_chat
 
 STOCK_PHRASE_ROWS: Final = 10
-"""A run that more than this number of different rows share is a stock phrase."""
+"""A run shared by more than this number of different rows is a stock phrase."""
 
 COPY_SHARE: Final = 0.5
 """A row with at least this share of a problem's runs counts, even if these runs are stock phrases."""

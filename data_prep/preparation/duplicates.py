@@ -1,7 +1,7 @@
 """Choose the rows to keep: leave out duplicates, conflicting labels of a problem, and unusable rows.
 
 Of rows with the same problem and an equal label, the first is kept. If a problem has different labels, the label of
-more than half of its rows is kept; if there is no such label, the problem is left out. Each label that is left out is
+more than half of its rows is kept; if there is no such label, the problem is left out. Every removed label is
 reported. If duplicates are kept, conflicts are only counted.
 
 A data set may have millions of rows, so a row is represented by its number.
@@ -44,7 +44,7 @@ class Choice:
 
     Attributes:
         keep_duplicates: True if repeated rows are kept.
-        kept: The numbers of the rows to write, ascending.
+        kept: The numbers of the rows to write, in ascending order.
         repeated: The number of duplicates that are left out.
         rejections: The rows that are left out for other reasons.
         conflicts: The number of problems with several labels.

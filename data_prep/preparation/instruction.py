@@ -28,7 +28,7 @@ _WRITE_VERBS: Final = (
     r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
 )
 
-# a placeholder for the answer, such as $Answer or <final answer>; never a part of a problem, such as $m+n
+# matches a placeholder for the answer, such as $Answer or <final answer>, but no part of a problem, such as $m+n
 _ANSWER_PLACEHOLDER: Final = (
     r"[$`]*(?:\\+(?:boxed|fbox)\s*\{+\s*)?[$<\[{(`]*\\?(?:your[ _])?(?:final[ _])?(?:answer|ans|x)[$>\]})`]*"
 )
@@ -65,7 +65,7 @@ class _Sentence:
 
     Attributes:
         kind: One of `KINDS`.
-        needle: A text, in lower case, that every occurrence contains; a quick check before the patterns.
+        needle: Lower-case text that every occurrence contains; checked before the patterns, to save time.
         beginning: Pattern of the instruction at the beginning of a text.
         end: Pattern of the instruction at the end of a text.
     """
@@ -120,7 +120,7 @@ _FORM_REQUESTS: Final = {
         "json": r"\b(?:return|output|respond|reply|answer|format|give|write|in|as)\b[^.\n]{0,60}?\bjson\b",
     }.items()
 }
-"""Patterns, for warnings, of prompts that seem to ask for a different answer form than the system prompt does."""
+"""Patterns of prompts that seem to ask for another answer form than the system prompt does; used for warnings."""
 
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, up to a hundred times
@@ -166,7 +166,7 @@ def requested_forms(chat: Chat) -> frozenset[str]:
 
 
 class InstructionCount:
-    """Counts the instructions in the prompts that are written; removes them if `removing`."""
+    """Counter of the instructions in the written prompts, which also removes them if `removing`."""
 
     def __init__(self, *, removing: bool) -> None:
         self._removing = removing

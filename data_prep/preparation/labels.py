@@ -102,7 +102,7 @@ def rejection_reasons(rows: Mapping[Label, int]) -> dict[Label, str]:
     if sum(count for label, count in rows.items() if label.is_marked) >= max(1, _MARKED_SHARE * sum(rows.values())):
         for label in rows:
             if not label.is_marked and not label.reason:
-                reasons[label] = f"label: got none after {_MARKER}, which at least half of the rows have"
+                reasons[label] = f"label: has no {_MARKER}, which at least half of the rows have"
     unchecked = [label for label, reason in reasons.items() if not reason]
     ground_truths = [GroundTruth("", label.text, (label_texts(label.text)[0],)) for label in unchecked]
     reward = RewardCall(reward_func, SimpleNamespace(), ("acc",))

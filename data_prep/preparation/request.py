@@ -18,7 +18,7 @@ MAX_REJECTED_SHARE: Final = 0.01
 
 
 class Request(BaseModel):
-    """The source, the output and the options of a preparation. A column that is None is detected by its name.
+    """The source, the output and the options of a preparation. If a column is None, it is detected by its name.
 
     If `benchmark` is set, rows are converted and graded as in this benchmark, and marked with its name.
     """

@@ -67,7 +67,7 @@ class Columns:
 
 
 def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | None) -> Columns:
-    """Return the requested columns; find a column that is None by its known names, in upper or lower case.
+    """Return the requested columns; if a column is None, find it by its known names, in upper or lower case.
 
     Raises:
         PreparationError: There is no such column; the message lists the existing columns.

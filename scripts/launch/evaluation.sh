@@ -9,12 +9,12 @@ evaluation_settings() {
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
   setting EVAL_PROTOCOL "" "protocol of EVAL_SETS: qwen3 or tool; sets sampling, lengths, samples, prompt and agent, and the metric's name"
   if [[ -n "$EVAL_PROTOCOL" ]]; then samples="" length="" one=""; fi # the protocol has them
-  setting EVAL_SAMPLES "$(smoke_or_full 1 "$samples")" "samples per problem; default: that of EVAL_PROTOCOL, else 16" optional_count
+  setting EVAL_SAMPLES "$(smoke_or_full 1 "$samples")" "samples per problem; default: EVAL_PROTOCOL's, else 16" optional_count
   setting EVAL_MAX_RESPONSE_LEN "$(smoke_or_full "$MAX_RESPONSE_LEN" "$length")" \
-    "maximum tokens of a response in evaluation; default: that of EVAL_PROTOCOL, else MAX_RESPONSE_LEN" optional_count
-  setting EVAL_TEMPERATURE "$one" "sampling temperature in evaluation; default: that of EVAL_PROTOCOL, else 1.0" optional_number
-  setting EVAL_TOP_P "$one" "top-p in evaluation; default: that of EVAL_PROTOCOL, else 1.0" optional_top_p
-  setting EVAL_TOP_K "" "top-k in evaluation; default: that of EVAL_PROTOCOL, else all tokens" optional_count
+    "maximum tokens of a response in evaluation; default: EVAL_PROTOCOL's, else MAX_RESPONSE_LEN" optional_count
+  setting EVAL_TEMPERATURE "$one" "sampling temperature in evaluation; default: EVAL_PROTOCOL's, else 1.0" optional_number
+  setting EVAL_TOP_P "$one" "top-p in evaluation; default: EVAL_PROTOCOL's, else 1.0" optional_top_p
+  setting EVAL_TOP_K "" "top-k in evaluation; default: EVAL_PROTOCOL's, else all tokens" optional_count
   [[ "$EVAL_SAMPLES" != 0 ]] || usage_error "got EVAL_SAMPLES='$EVAL_SAMPLES'; expected a whole number of at least 1"
 }
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by all jobs of slime with this package: their settings, the arguments for slime made from them, and the checks before
-# a job starts. A script first sets model_name, and the defaults that differ for its model; use_model and use_model_sizes do both.
+# Functions shared by all jobs of slime with this package: for their settings, their arguments for slime, and the checks before a
+# job starts. A script first sets model_name, and the defaults that differ for its model; use_model and use_model_sizes do both.
 
 # smoke_or_full SMOKE FULL: print the default of a size: SMOKE in a smoke run, else FULL.
 smoke_or_full() {
@@ -21,11 +21,11 @@ path_settings() {
   setting REF_LOAD "${HF_CHECKPOINT%"$(_fp8_suffix)"}_torch_dist" "folder of the model in Megatron's format" path
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
-  setting TOOL_PARSER "${default_tool_parser:-}" "format of tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: that of the model's row, else hermes"
+  setting TOOL_PARSER "${default_tool_parser:-}" "format of tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: the model row's parser, else hermes"
   setting THINKING "" "1 or 0: let the chat template switch the model's reasoning on or off; default: the template decides" optional_switch
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "key under which the reward function's result holds the reward to train on; none if the result is a number"
-  setting EVAL_REWARD_KEY acc "key under which the result holds the number to report in evaluation; has no effect if REWARD_KEY is none"
+  setting REWARD_KEY score "key of the reward to train on in the reward function's result; none if the result is a number"
+  setting EVAL_REWARD_KEY acc "key of the number to report in evaluation; has no effect if REWARD_KEY is none"
   setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "folder of the run's checkpoints and dumps" path
@@ -52,8 +52,8 @@ size_settings() {
   if [[ $PIPELINE_PARALLEL -eq ${default_pipeline_parallel:-1} ]]; then
     first_stage="${default_first_stage:-}" last_stage="${default_last_stage:-}"
   fi
-  setting FIRST_STAGE_LAYERS "$first_stage" "layers of the first pipeline group, if they differ from the others" optional_count
-  setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if they differ from the others" optional_count
+  setting FIRST_STAGE_LAYERS "$first_stage" "layers of the first pipeline group, if their number differs from the other groups" optional_count
+  setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if their number differs from the other groups" optional_count
   setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router in slime's image has the default policy, the router on PyPI does not"
@@ -107,7 +107,7 @@ agent_arguments() {
   fi
 }
 
-# The limits of an episode and of a training batch belong together: a sample that is longer than a batch gets a batch
+# The limits of an episode and of a training batch belong together: a sample longer than a batch gets a batch
 # of its own, which may exhaust the GPU's memory and so end the run.
 context_arguments() {
   arguments+=(

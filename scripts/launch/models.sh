@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A row of defaults for each of slime's models; its name is that of slime's file in scripts/models. Each row names the file in
+# A row of defaults for each of slime's models, named like slime's file in scripts/models. Each row names the file in
 # slime's repository that its numbers are from; docs/training-models.md, "Numbers that are not slime's", has the exceptions.
 
 # The values of a row become the defaults of the settings; `row` describes them.
@@ -11,7 +11,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   source       file in slime's repository that the numbers are from; "like NAME": the file of NAME, a larger model of the family
 #   nodes, gpus  nodes, and GPUs per node; gpu_gb: memory of a GPU in GB, if 80 are too few for the engines' weights
 #   tp, pp, cp, ep  parallel sizes: tensor, pipeline, context, expert; tp_async: tensor, if only half of the GPUs train
-#   first, last  layers of the first and of the last pipeline stage, if they differ from the others
+#   first, last  layers of the first and of the last pipeline stage, if their number differs from the other stages
 #   tokens       tokens of a training batch on a GPU; default: as many as one episode with `response` tokens needs
 #   response     tokens of a response; default: the most that `tokens` allow, up to 16,384
 #   engine, memory  GPUs per engine, and SGLang's fraction of the memory
@@ -42,10 +42,11 @@ row() {
   done
 }
 
-# The batch sizes for which SGLang captures CUDA graphs, as in slime's scripts.
+# The batch sizes of the CUDA graphs that SGLang captures, as in slime's scripts.
 _graphs="--sglang-cuda-graph-bs 1 2 4 8 $(seq -s ' ' 16 8 256)"
 _deepep="--moe-token-dispatcher-type flex --moe-enable-deepep"
-# from slime's docs/en/examples/deepseek-r1.md; Kimi-K2 has as many layers, and by default the converter does not split experts
+# These arguments are from slime's docs/en/examples/deepseek-r1.md. Kimi-K2 has as many layers. By default, the converter does not
+# split experts.
 _conversion_of_61_layers="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 8 --expert-tensor-parallel-size 1
   --expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6"
 _dp_attention="--sglang-enable-dp-attention --sglang-enable-dp-lm-head"

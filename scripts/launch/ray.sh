@@ -10,9 +10,9 @@ _job_runs=0
 ray_settings() {
   setting RAY_ADDRESS "" "address of a running Ray: HOST, or its dashboard's URL, http://HOST:8265; default: the Ray of this machine, else a Ray that the script starts"
   setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which accepts jobs" count
-  setting MASTER_ADDR 127.0.0.1 "address at which the other nodes reach this machine, for a Ray that the script starts"
+  setting MASTER_ADDR 127.0.0.1 "this machine's address for the other nodes; used by a Ray that the script starts"
   setting SOCKET_IFNAME "" "network interface between the nodes, such as eth0, for NCCL and Gloo; default: they choose"
-  setting JOIN_TIMEOUT_S 1800 "seconds for which the script waits until the other nodes have joined the Ray that it has started" count
+  setting JOIN_TIMEOUT_S 1800 "seconds to wait for the other nodes to join the Ray that the script starts" count
   setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
@@ -30,7 +30,7 @@ job_address() {
   esac
 }
 
-# Add to job_environment the variables that slime's scripts for several nodes set, and those for SOCKET_IFNAME. no_proxy keeps
+# Add to job_environment the variables set by slime's scripts for several nodes, and the variables for SOCKET_IFNAME. no_proxy keeps
 # requests to a node itself, and to the first node, from going to the nodes' proxy.
 add_node_environment() {
   local host="$MASTER_ADDR" name
@@ -163,7 +163,7 @@ _find_or_start_ray() {
       echo "using the running Ray at $(job_address); it keeps running after the job" >&2
       return
     fi
-    # a Ray that is starting or stopping gets some time
+    # give a Ray that is starting or stopping some time
     [[ $SECONDS -lt $deadline ]] ||
       fail "a Ray runs here, but accepts no jobs at $(job_address); set RAY_ADDRESS to its dashboard: http://HOST:PORT"
     sleep 1
@@ -176,11 +176,11 @@ _find_or_start_ray() {
 _start_ray() {
   local deadline=$((SECONDS + 120))
   [[ "$NUM_NODES" == "1" || "$MASTER_ADDR" != 127.0.0.1 ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs here. Set MASTER_ADDR" \
-    "to the address at which the other nodes reach this machine, to start Ray here; or set RAY_ADDRESS to a running Ray"
+    "to this machine's address for the other nodes, to start Ray here; or set RAY_ADDRESS to a running Ray"
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it stops when the job ends ..." >&2
-  (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null 9>&- & # 9: the lock of watch.sh
+  (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null 9>&- & # close 9, the lock of watch.sh
   _ray_pid=$!
   while [[ $SECONDS -lt $deadline ]]; do
     if ! kill -0 "$_ray_pid" 2>/dev/null && ! wait "$_ray_pid"; then

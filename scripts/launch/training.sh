@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# GRPO on dapo-math-17k, for all training scripts: the settings, slime's arguments, and the two kinds of runs that are made of them.
+# GRPO on dapo-math-17k, for all training scripts: the settings, slime's arguments, and the two kinds of runs.
 
 training_settings() {
   _trains=1

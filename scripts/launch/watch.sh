@@ -99,31 +99,31 @@ _stop_evaluation() {
   exit "$1"
 }
 
-# End the script if another script watches WATCH, or if an evaluation that another script started still runs: evaluations inherit
+# End the script if another script watches WATCH, or if an evaluation started by another script still runs: evaluations inherit
 # the lock.
 _lock_watch() {
   mkdir -p -- "$WATCH/evaluations"
   command -v flock >/dev/null || return 0
   exec 9>"$WATCH/.watch-lock"
   # 1 is a conflict; other numbers mean that the file system has no locks
-  flock -n 9 || [[ $? -ne 1 ]] || fail "another script watches $WATCH, or an evaluation that it started still runs; end it first"
+  flock -n 9 || [[ $? -ne 1 ]] || fail "another script watches $WATCH, or its evaluation still runs; end it first"
 }
 
 # watch_checkpoints ARGUMENTS...: evaluate the newest checkpoint of WATCH whenever there is a new one, with this script's ARGUMENTS.
-# Older checkpoints that training has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
+# Skips checkpoints that training has replaced meanwhile, and checkpoints whose evaluation fails twice.
 # Returns only in a dry run or with WATCH_UNTIL: 1 if an evaluation has failed twice, else 0.
 watch_checkpoints() {
   local step status failed="" skipped=0 shown
   step="$(_newest_step)"
-  # also checks the arguments now, not when the first checkpoint comes
+  # this dry run also checks the arguments now, instead of when the first checkpoint comes
   shown="$(LOAD="$WATCH" CKPT_STEP="$step" STRANDS_ROLLOUT_EVAL_STEP="${step:-0}" bash "$0" --dry-run "$@")" || exit
   if [[ $dry_run -eq 1 ]]; then
     printf '# for each new checkpoint of %s%s\n%s\n' "$WATCH" "${WATCH_UNTIL:+, up to step $WATCH_UNTIL}" "$shown"
     return
   fi
   [[ -d "$WATCH" ]] || fail "WATCH is $WATCH, which does not exist; expected the SAVE_DIR of a run"
-  [[ $NUM_NODES -eq 1 || -n "$RAY_ADDRESS" ]] || fail "NUM_NODES is $NUM_NODES; expected also RAY_ADDRESS, because a Ray that the script" \
-    "starts ends with each evaluation, and the other nodes would have to join again"
+  [[ $NUM_NODES -eq 1 || -n "$RAY_ADDRESS" ]] || fail "NUM_NODES is $NUM_NODES; expected also RAY_ADDRESS, because a Ray of this" \
+    "script ends with each evaluation, and the other nodes would have to join again"
   require_files
   require_gpus
   require_wandb

@@ -15,8 +15,8 @@ class CommandLine:
 
     Args:
         program: The command, for help and errors.
-        name: Text that the command line of the server's first process contains, even if the server rewrites it. Also
-            begins the name of the log.
+        name: Text in the command line of the server's first process, even if the server rewrites that line. Also begins
+            the name of the log.
         start_timeout_s: Default of --timeout-s.
         grace_s: Default of --grace-s.
     """
@@ -32,14 +32,14 @@ class CommandLine:
             "--log", type=Path, help="File for the server's output. Default: a file in $TMPDIR, else in /tmp."
         )
         self.start_flags.add_argument(
-            "--timeout-s", type=float, default=start_timeout_s, help="Seconds within which the server must be ready."
+            "--timeout-s", type=float, default=start_timeout_s, help="Seconds that the server may take to start."
         )
         self.start_flags.add_argument("--owner", type=int, help="Process id; the server ends when that process ends.")
         self.start_flags.add_argument("flags", nargs="*", help="Flags of the server, after --.")
         stopping = commands.add_parser("stop", help="End servers by the process ids that start printed.")
         stopping.add_argument("pids", type=int, nargs="+", metavar="PID")
         stopping.add_argument(
-            "--grace-s", type=float, default=grace_s, help="Seconds after which a server that still runs is killed."
+            "--grace-s", type=float, default=grace_s, help="Seconds that a server may take to end before it is killed."
         )
 
     def run(self, arguments: Sequence[str], server_of: Callable[[argparse.Namespace], Server]) -> int:

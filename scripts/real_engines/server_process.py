@@ -53,7 +53,7 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
 
     Args:
         server: The server to start.
-        timeout_s: Seconds within which the server must be ready.
+        timeout_s: How long the server may take to be ready, in seconds.
         owner: Id of a process: when it ends, the server is ended too. None: the server runs until it is stopped.
 
     Returns:
@@ -89,7 +89,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
     Args:
         pid: Process id that `start` returned.
         name: Text that the process's command line must contain; servers may rewrite their command lines.
-        grace_s: Seconds after which processes of the group that still run are killed.
+        grace_s: How long the group's processes may take to end before they are killed, in seconds.
 
     Raises:
         ServerError: There is no such process, or it is another program.
@@ -117,7 +117,7 @@ def free_port() -> int:
     """Return a free port of 127.0.0.1, below the ephemeral ports, which outgoing connections could take meanwhile.
 
     Raises:
-        ServerError: None of the ports that were tried is free.
+        ServerError: None of the tried ports is free.
     """
     for port in random.sample(_PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):

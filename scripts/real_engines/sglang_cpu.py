@@ -21,7 +21,7 @@ ENVIRONMENT: Final = {
     # otherwise the first repetition penalty takes a dozen seconds to compile
     "TORCHDYNAMO_DISABLE": "1",
 }
-# backends without compiled kernels, in the precision in which logprobs can be compared
+# use backends without compiled kernels, and a precision that makes logprobs comparable
 FLAGS: Final = [
     "--device", "cpu",
     "--attention-backend", "torch_native",

@@ -1,4 +1,4 @@
-// Writes libraries.js, libraries.css and LICENSES.txt into the folder that is given, from the packages in node_modules.
+// Writes libraries.js, libraries.css and LICENSES.txt into the given folder, from the packages in node_modules.
 import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { build } from "esbuild";

@@ -45,8 +45,8 @@ class Task:
         metadata: The row's metadata, without the keys that this package writes.
         index: The sample's index; None if the sample has no index.
         evaluation: True in an evaluation, False in training.
-        tools: The configured tools, in the form that `strands.Agent(tools=...)` accepts; once the environment is made,
-            also the environment's tools.
+        tools: The configured tools, in a form for `strands.Agent(tools=...)`. Once the environment is made, also the
+            environment's tools.
         resources: Open resources by their names in the setting `resources`.
         environment: The episode's environment, made by the class or function in the setting `environment`; None if the
             setting is missing, and before the environment is made.
@@ -247,7 +247,7 @@ class EpisodeContext:
     async def prepare(self) -> Self:
         """Call the environment's `prepare`, and return the context for the episode.
 
-        If `prepare` returns text, this is a copy of the context in which the text is the last user message.
+        If `prepare` returns text, the result is a copy with this text as the last user message.
         """
         if not hasattr(self.task.environment, "prepare"):
             return self
@@ -266,7 +266,7 @@ class EpisodeContext:
         return await self.call_guarded(f"environment.{name}", getattr(self.task.environment, name), *args)
 
     async def call_guarded(self, what: str, call: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - the user's
-        """Call a user's function; the time limit or an abort cancels the call. `what` names it in error messages."""
+        """Call a user's function, named `what` in error messages; the time limit or an abort cancels the call."""
         deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
         try:
             with task_scope(self.task):
@@ -284,7 +284,7 @@ class EpisodeContext:
         self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]
     ) -> object:
         """Enter a resource, register its exit on `stack`, and return what the resource's `__aenter__` returned."""
-        opened = await self.call_guarded(f"the opening of {what}", resource.__aenter__)
+        opened = await self.call_guarded(f"opening {what}", resource.__aenter__)
         stack.push_async_callback(_close, what, resource, self)
         return opened
 
@@ -335,8 +335,8 @@ async def open_context(
     Raises:
         ToolError: The path of a resource or of the environment can't be loaded.
         NoModelError: A tool of the environment calls an agent that has no model.
-        EnvironmentFaultError: A resource or the environment fails while it is made, opened or prepared, takes too long,
-            or is not of the expected kind.
+        EnvironmentFaultError: A resource or the environment has the wrong type, takes too long, or fails while it is
+            made, opened or prepared.
         EngineAbortedError: The rollout was aborted during one of these steps.
         RolloutError: The user's code raised a RolloutError other than a ToolError, such as a ConfigError.
     """
@@ -401,4 +401,4 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], context:
             with exits_as_errors(function_name(resource.__aexit__)):
                 await _await_call(context.loop, resource.__aexit__, None, None, None)
     except Exception as e:  # the user's code may raise anything
-        logger.warning("event=not_closed: %s", describe_failure(f"the closing of {what}", e, context.task))
+        logger.warning("event=not_closed: %s", describe_failure(f"closing {what}", e, context.task))

@@ -67,7 +67,7 @@ class EnvironmentRun(EpisodeRun):
         limits: Limits that apply in addition to the environment's own limits.
         hooks: The user's Strands hooks for the environment's agent.
         tool_span: Returns a context manager to enter around each tool call; None for no context manager.
-        progress: State of an aborted attempt, from which `model` was resumed; the environment repeats the attempt, then
+        progress: State of the aborted attempt, which `model` continues. The environment repeats the attempt, then
             continues it. None for a new episode.
         may_replay: True if a new environment may repeat and continue this episode after an abort.
     """
@@ -173,7 +173,7 @@ class EnvironmentRun(EpisodeRun):
         return ending_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending if an abort or a fault ended the agent's turns; None if not, for example if a limit did."""
+        """Return the ending if an abort or a fault ended the agent's turns; None for other causes, such as a limit."""
         reason, error = self._end_of_turns()
         is_fault = reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None)
         return (reason, error) if is_fault else None
@@ -233,8 +233,7 @@ class _AgentHook(HookProvider):
     """Hook that makes the environment's agent part of the episode.
 
     Attributes:
-        agent: The first agent on the episode's model that was invoked; None before its invocation and after the
-            episode.
+        agent: The first invoked agent on the episode's model; None before its invocation and after the episode.
         error: The exception of the last model call, or of a hook before it; None if the call succeeded, or before the
             first call.
         engine_fault: The engine's fault when the turns were cut at `episode_timeout_s`; None if they were not cut, or

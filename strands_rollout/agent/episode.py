@@ -66,10 +66,10 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately, unless a request is in flight. The
-            engine then first gets a grace period to return the tokens that it has sampled.
-        self_timed_tools: Names of tools that apply `tool_timeout_s` themselves. They don't count the time for which a
-            call waits in a queue.
+        control: The episode's control. An abort ends the episode immediately. But if a request is in flight, the engine
+            first gets a grace period to return the sampled tokens.
+        self_timed_tools: Names of tools that apply `tool_timeout_s` themselves. They don't count a call's time in a
+            queue.
         hooks: The user's Strands hooks; they are registered before the hooks of the limits.
         tool_span: Returns a context manager to enter around each tool call; None for no context manager.
         conversation_manager: Strands conversation manager. If it drops or summarizes messages, the model needs
@@ -77,9 +77,9 @@ class EpisodeSetup:
         progress: State to continue from; `run_episode` then ignores its argument `messages`. None for a new episode.
         team: Agents of a user's factory; None for this package's agent. With a team, `tools` and `conversation_manager`
             are not used. `system_prompt` is then used only for a single agent without a system prompt.
-        next_message: Returns the next user message, given an answer of the policy, or None to end the episode. If
+        next_message: Returns the next user message after an answer of the policy, or None to end the episode. If
             `next_message` itself is None, the first answer ends the episode.
-        journal: Stores each step from which another process could continue the episode; None for no journal.
+        journal: Stores each step, so that another process can continue the episode; None for no journal.
     """
 
     system_prompt: str | None
@@ -101,7 +101,7 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
 
     Args:
         model: A model with an empty trajectory or, if `setup.progress` is set, resumed from the same attempt.
-        messages: Strands messages; the last is a user's. Ignored if `setup.progress` is set.
+        messages: Strands messages, which end with a user message. Ignored if `setup.progress` is set.
         setup: The agent and its limits.
 
     Raises:
@@ -111,7 +111,7 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
 
 
 class AgentRun(EpisodeRun):
-    """An episode that a Strands agent plays in this process; the arguments are those of `run_episode`."""
+    """An episode that a Strands agent plays in this process; see `run_episode` for the arguments."""
 
     player_name = "the agent, or a hook of it,"
 

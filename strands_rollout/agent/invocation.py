@@ -86,13 +86,13 @@ class DirectInvocation:
                 # after a resume, the history may end with calls: they are run before the model is called
                 if not tool_uses(message):
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
-                    # `_only_grew`: only this loop has changed the messages since the last answer. The record then skips
+                    # `_only_grew`: only this loop changed the messages since the previous answer. The record then skips
                     # the comparison of the messages: about 3% of the CPU at 20 turns, and 7% at 80
                     answer = await self._sample(self._specs, only_grew=self._only_grew)
                     self._only_grew = True
                     message = cast("Message", answer.message)
                     agent.messages.append(message)
-                    if answer.stop_reason == "max_tokens":  # a turn that was cut has no calls
+                    if answer.stop_reason == "max_tokens":  # a cut turn has no calls
                         raise MaxTokensReachedException(TURN_CUT_MESSAGE)
                     if answer.stop_reason != "tool_use":
                         return answer.stop_reason, message, None
@@ -163,7 +163,7 @@ class DirectInvocation:
     async def _run_any_calls(
         self, message: Message, results: list[ToolResult], cycle_trace: Trace | None
     ) -> list[Interrupt]:
-        """Like `_run_calls`, for any turn: with several calls, calls of unknown tools or calls with invalid names."""
+        """Do the same as `_run_calls` for any turn, also with several calls, unknown tools or invalid names."""
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
         calls = [call for call in calls if call["toolUseId"] not in invalid]
@@ -243,7 +243,7 @@ def tool_uses(message: Message) -> list[ToolUse]:
 def cancelled_results(message: Message, cancel: bool | str) -> list[ToolResult]:  # noqa: FBT001 - Strands' value
     """Return an error result for each call of a turn whose tools are not run.
 
-    `cancel` is the text or True of the hook that cancelled them; False if the agent was cancelled.
+    If a hook cancelled the calls, `cancel` is the hook's text or True. If the agent was cancelled, it is False.
     """
     text = cancel_text(cancel, "Tool cancelled by hook" if cancel else "Tool execution cancelled")
     return [error_tool_result(call, text) for call in tool_uses(message)]

@@ -249,7 +249,7 @@ class EpisodeWatch(HookProvider):
             del self._stats.finished[earlier_call]
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
-        if event.tool_use["toolUseId"].endswith(UNPARSED):  # marked by its id, since the policy can write any tool name
+        if event.tool_use["toolUseId"].endswith(UNPARSED):  # not the tool's name: the policy can write any name
             arguments = event.tool_use["input"]  # a user's hook may have changed it
             reason = arguments.get("reason") if isinstance(arguments, dict) else None
             event.cancel_tool = failure_message(str(reason or "it does not follow the format"))

@@ -80,8 +80,8 @@ class DirectLoop(hooks.HookProvider):
     """The loop of one agent: `Agent(..., hooks=[*hooks, loop])`, then `await loop.run(agent, prompt)`.
 
     Args:
-        listeners: All hooks of the agent except this loop. These hooks must need no other events than
-            `DirectInvocation` sends to its `listeners`. None if the agent may have other hooks.
+        listeners: All hooks of the agent except this loop. These hooks must need only events that `DirectInvocation`
+            sends to its `listeners`. None if the agent may have other hooks.
     """
 
     def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:
@@ -108,7 +108,7 @@ class DirectLoop(hooks.HookProvider):
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
-        """Add this loop's middleware after that of hooks, so that all other middleware sees this loop's events."""
+        """Add this loop's middleware after the hooks' middleware, which then sees this loop's events."""
         if not self._is_middleware_added and not missing_loop_names(event.agent):
             self._is_middleware_added = True
             event.agent.add_middleware(AgentStreamStage, self._run_cycles)

@@ -48,7 +48,7 @@ _TRACEBACK_LOGGERS: Final = (
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
-# no start is attempted for this long after a failed start: hundreds of episodes may be waiting for the server
+# during this time after a failed start, further starts fail immediately: hundreds of episodes may need the server
 _RESTART_DELAY_S: Final = 5.0
 # one slot for each starting server: if hundreds started at once, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
@@ -203,7 +203,7 @@ class GuardedMcpClient(ToolProvider):
         return opened
 
     def _reschedule(self, when: float | None) -> None:
-        """Set the time at which the connection ends, by the clock of the connection's event loop; None for never."""
+        """Set the connection's end time, by the clock of the connection's event loop; None for no end."""
 
         def reschedule(limit: asyncio.Timeout) -> None:
             with contextlib.suppress(RuntimeError):  # the connection has ended
@@ -242,7 +242,7 @@ class GuardedMcpClient(ToolProvider):
         self.may_be_lost = False
 
     def check_connection(self) -> None:
-        """Send a request to the server; raise an exception if the connection is lost. Blocks."""
+        """Send a request to the server and block until it answers; raise an exception if the connection is lost."""
         self._client.list_tools_sync()
 
     def on_connection_lost(self, error: Exception) -> SandboxError:

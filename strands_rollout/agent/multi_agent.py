@@ -55,7 +55,7 @@ class Team:
     """The agents of one episode.
 
     Attributes:
-        runner: The agent, swarm or graph that is given the task.
+        runner: The agent, swarm or graph that receives the task.
         candidates: The members of `agents` that are on the episode's model; the answer of one of them is the episode's
             answer. A swarm or graph may have several candidates.
         agents: The runner if it is an agent; otherwise all agents among the nodes of the swarm or graph, at any depth.
@@ -116,7 +116,7 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
         yield team
         if moved := [agent for agent in team.candidates if agent.model is not model]:
             raise ConfigError(_reused_agents_message(path, moved))
-    finally:  # in a thread, since stopping a tool provider's server may take long
+    finally:  # use a thread, since stopping a tool provider's server may take long
         agents = (*team.agents, *team.tool_agents)
         await _run_in_thread(lambda: list(map(Agent.cleanup, agents)), "the cleanup of the agents")
 
@@ -160,7 +160,7 @@ def _reused_agents_message(path: str, agents: Sequence[Agent]) -> str:
 
 
 def multi_agents_in(runner: object) -> Iterator[MultiAgentBase]:
-    """Yield the runner, if it is a swarm or graph, and the swarms and graphs among its nodes, at any depth."""
+    """Yield the swarms and graphs in `runner`: the runner itself and its nodes, at any depth."""
     if isinstance(runner, MultiAgentBase):
         yield runner
         for node in getattr(runner, "nodes", {}).values():
@@ -193,7 +193,7 @@ def contain_exits(team: Team) -> None:
     for hooked in [*agents, *multi_agents]:
         _replace_method(getattr(hooked, "hooks", None), "invoke_callbacks_async", _with_contained_exits)
     for agent in agents:
-        # private; missing in Strands before 1.62
+        # `_middleware_registry` is private, and missing in Strands before 1.62
         _replace_method(getattr(agent, "_middleware_registry", None), "invoke", _with_contained_exits_in_stream)
     for multi_agent in multi_agents:
         for node in getattr(multi_agent, "nodes", {}).values():
@@ -205,7 +205,7 @@ def _replace_method(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], 
     if method is None or getattr(method, "contains_exits", False):
         return
     if getattr(method, "__self__", None) is owner:
-        # weakly: a reference cycle would keep the owner in memory until a garbage collection
+        # use a weak reference: a cycle would keep the owner in memory until a garbage collection
         function, weak_owner = method.__func__, weakref.ref(owner)
         method = lambda *args, **kwargs: function(weak_owner(), *args, **kwargs)  # noqa: E731 - never shown
     wrapper: Any = wrap(method)
@@ -278,7 +278,7 @@ def join_episode(
 
 @dataclass(slots=True)
 class VisitLog:
-    """A log of the nodes that a swarm or graph has run, read from its events.
+    """A log of the nodes run by a swarm or graph, read from events.
 
     Attributes:
         batches: Node ids in the order of their runs; nodes that a graph ran concurrently share an entry.
@@ -305,8 +305,7 @@ class VisitLog:
     def last_agents(self, multi_agent: MultiAgentBase) -> Iterator[Agent]:
         """Yield the agents that ran in this swarm or graph, the last agent first.
 
-        Agents that ran concurrently are yielded in the order of their addition to the graph. The order of their ends
-        would not be deterministic.
+        Concurrent agents are yielded in the graph's order of nodes, since their ends have no fixed order.
         """
         nodes = getattr(multi_agent, "nodes", {})
         for batch in reversed(self.batches):
@@ -337,7 +336,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
     result: MultiAgentResult | None = event.get("result")
     if result is None:
         raise ConfigError(
-            f"the last event that {type(runner).__name__}.stream_async yields has no result; expected an event "
+            f"the last event of {type(runner).__name__}.stream_async has no result; expected an event "
             '{"type": "multiagent_result", "result": ...}'
         )
     refuse_interrupts(result)
@@ -478,7 +477,7 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
 
 
 async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
-    """Run an action in a thread with `_run_locked`; take over the context variables that it sets."""
+    """Run an action in a thread with `_run_locked`; take over the context variables that the action sets."""
     run = in_own_thread(_run_locked, has_grace_period=False, name=name or function_name(action))
     result, context = await run(lambda: (action(), copy_context()), _LOCK_TIMEOUT_S)
     for variable in context:
@@ -487,7 +486,7 @@ async def _run_in_thread(action: Callable[[], object], name: str | None = None) 
 
 
 class _ReleaseOnceProvider(ToolProvider):
-    """Wrapper that passes each agent's release of a tool provider on to the provider only once.
+    """Wrapper of a tool provider, which passes each agent's release on to the provider only once.
 
     Strands' agents release their providers a second time in their finalizers. A finalizer runs at any time and without
     the lock, so the second release might stop a provider that another agent is just starting.

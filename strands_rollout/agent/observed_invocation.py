@@ -146,7 +146,10 @@ class ObservedInvocation(DirectInvocation):
         return answer, after.retry
 
     def _needs_token_estimate(self) -> bool:
-        """Hooks in `strands.agent` need the estimate only if the conversation manager has a compression threshold."""
+        """Return whether a hook may read the estimate.
+
+        Strands' own hooks read it only if the conversation manager has a compression threshold.
+        """
         agent = self._agent
         if getattr(agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
@@ -299,7 +302,7 @@ class ObservedInvocation(DirectInvocation):
                     await returned
             except InterruptException as e:
                 if e.interrupt.name in interrupts:
-                    raise ValueError(f"got the interrupt {e.interrupt.name!r} twice; expected unique names") from e
+                    raise ValueError(f"hooks raised the interrupt {e.interrupt.name!r} twice; use unique names") from e
                 interrupts[e.interrupt.name] = e.interrupt
         return [*interrupts.values()]
 

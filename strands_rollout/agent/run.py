@@ -25,7 +25,7 @@ Ending: TypeAlias = tuple[StopReason, Exception | None]
 """An episode's stop reason, and the exception that ended the episode; no exception (None) for an ordinary end."""
 
 # reasons why an episode can't be continued
-SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"
+SEVERAL_SEGMENTS: Final = "it has several segments, and only one of them could be saved"
 SEVERAL_AGENTS: Final = "it was played by a swarm or graph, whose state is not saved"
 
 
@@ -80,11 +80,11 @@ class Episode:
         tools: Counts, times and results of the tools.
         duration_s: Wall-clock seconds, including the seconds before a resume.
         limits: The limits of the episode.
-        progress: State from which another agent can continue; `progress.messages` is the main agent's history.
+        progress: State for another agent to continue; `progress.messages` is the main agent's history.
         user_turns: Number of user messages after the first.
         is_resumable: True if another agent can continue from `progress`; False for a swarm or graph, and for a program
             or an environment that can't repeat an aborted attempt.
-        is_single_agent: False for a swarm or graph, in which each agent has a history.
+        is_single_agent: False for a swarm or graph, whose agents each have a history.
         program: The program's outcome, if a program played.
         played: The environment's outcome, if an environment played.
     """
@@ -130,10 +130,10 @@ class EpisodeRun(ABC):
 
     Args:
         model: A model for this episode alone, resumed if there was an earlier attempt.
-        control: The episode's control. An abort ends the episode immediately, unless a request is in flight. The
-            engine then first gets a grace period to return the tokens that it has sampled.
+        control: The episode's control. An abort ends the episode immediately. But if a request is in flight, the engine
+            first gets a grace period to return the sampled tokens.
         limits: The episode's limits.
-        start: State from which the episode continues, including the counts of the tools.
+        start: State at the start of this run, including the counts of the tools.
 
     Attributes:
         player_name: Name of the player in messages.
@@ -256,7 +256,7 @@ class EpisodeRun(ABC):
         )
 
     def progress(self) -> EpisodeProgress:
-        """Return the state from which another run can continue."""
+        """Return the state for another run to continue."""
         stats, (iterations, calls) = self.stats, self._counts()
         return EpisodeProgress(
             messages=self._history(),
@@ -280,7 +280,7 @@ class EpisodeRun(ABC):
 
 
 def drop_traceback(error: BaseException) -> None:
-    """Drop the traceback of an exception, and of the cancellation at a deadline that caused it.
+    """Drop the traceback of an exception, and of a cancellation that caused the exception.
 
     Frames of the traceback may refer to the exception. Such a cycle would keep the episode in memory until a garbage
     collection.

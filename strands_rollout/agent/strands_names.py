@@ -49,7 +49,7 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression gets no token count",
     ),
 }
-"""Attribute of an agent -> its feature of Strands ("" for none), and what is lost without the attribute.
+"""Attributes of an agent, each with its feature of Strands ("" for none) and what is lost without the attribute.
 
 A missing attribute of a feature is reported only if the installed Strands has the feature.
 """
@@ -102,7 +102,7 @@ def report_missing_names(import_fault: str) -> None:
 
 
 def strands_version() -> str:
-    """Return the version of Strands that is installed."""
+    """Return the installed version of Strands."""
     return metadata.version("strands-agents")
 
 

@@ -45,7 +45,7 @@ class ToolStats:
     Attributes:
         control: The episode's control, for its clock.
         seconds: Wall-clock seconds in tools, summed over parallel calls.
-        waited_s: Wall-clock seconds during which at least one of these tools ran.
+        waited_s: Wall-clock seconds with at least one running tool.
         errors: Number of results with status error, including timeouts and calls of unknown tools.
         timeouts: Number of calls that were cancelled at the time limit.
         infrastructure_error: The first fault of the code executor, of an MCP server, or of an agent that can't be
@@ -53,9 +53,9 @@ class ToolStats:
         finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
         succeeded: Ids of all calls whose last result was not an error.
         unread: Ids of results in `finished` that come from an aborted attempt and were not returned to this agent yet.
-        calls: An entry for each call, in the order in which the calls ended: `id`, `tool`, `status` (success, error,
-            timeout or unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an
-            episode), and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
+        calls: An entry for each call, in the order of completion: `id`, `tool`, `status` (success, error, timeout or
+            unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an episode),
+            and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
         on_call_end: Called after a result has been added to `finished`.
     """
 
@@ -74,7 +74,7 @@ class ToolStats:
     _since: float = 0.0
 
     def count_unknown(self, tool_use: ToolUse) -> None:
-        """Count an error, and add an entry to `calls`, for a call of a tool that the agent does not have."""
+        """Count a call of an unknown tool as an error, and add its entry to `calls`."""
         self.errors += 1
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
         self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
@@ -113,7 +113,7 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
     renaming is logged once.
 
     Raises:
-        ToolError: A name that Strands does not accept has no ASCII letter or digit.
+        ToolError: A name to replace has no ASCII letter or digit.
     """
     found = {name: name for name in names if _VALID_NAME.fullmatch(name)}
     taken = {name.replace("-", "_") for name in found}  # Strands treats `-` and `_` as equal
@@ -174,7 +174,8 @@ class BoundedTool(WrappedTool):
 
     Args:
         tool: Any Strands tool.
-        timeout_s: Seconds after which a call is cancelled and answered with an error result; None for no limit.
+        timeout_s: Time limit of a call in seconds; None for no limit. At the limit, the call is cancelled and gets an
+            error result.
         stats: Counts the tool's calls.
         span: Returns a context manager to enter around each call; None for no context manager.
         name: See `WrappedTool`.
@@ -210,8 +211,8 @@ class BoundedTool(WrappedTool):
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """Run the wrapped tool; a timeout yields an error result.
 
-        If the call finished in an aborted attempt, its stored result is yielded. If the call has finished in this
-        attempt already, a hook has asked for a retry, and the call runs again.
+        If the call finished in an aborted attempt, its stored result is yielded. A call that finished in this attempt
+        runs again, since a hook has requested a retry.
         """
         call_id = tool_use["toolUseId"]
         if call_id in self._stats.unread:
@@ -268,7 +269,7 @@ class BoundedTool(WrappedTool):
             return _plain_event(last, tool_use["toolUseId"])
 
     def _count_result(self, call: RunningCall, event: object, error: BaseException | None) -> None:
-        # an agent that the tool runs may have read a fault as an ordinary tool result; `call.faults` has such faults
+        # an agent run by the tool may have read a fault as an ordinary tool result; `call.faults` has such faults
         fault = sandbox_fault(error) or next(iter(call.faults), None)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault

@@ -156,8 +156,8 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
 
     Raises:
         ToolError: The path can't be imported; or the object at the path is not callable, can't be called with
-            `arguments`, or is an agent, swarm or graph. Strands' own classes of these are refused, too: a function that
-            makes one is expected.
+            `arguments`, or is an agent, swarm or graph. The classes that Strands defines for these are refused, too: a
+            function that makes an agent, swarm or graph is expected.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
@@ -305,7 +305,7 @@ def _warn_of_consent(path: str) -> None:
 
 
 class _MissingModel(BedrockModel):
-    """Model of an agent that was built without one; a subclass, to tell it from a user's `BedrockModel`."""
+    """Model of an agent that was built without a model. The subclass distinguishes it from a user's `BedrockModel`."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
         if current_call() is not None or is_in_episode():
@@ -408,9 +408,9 @@ def refuse_missing_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """Yield the agents in `found`: an agent itself, the agents of a swarm or graph, or those of a tool.
+    """Yield the agents in `found`, which may be an agent, a swarm, a graph or a tool.
 
-    The agents of a tool are those that it wraps, and those in variables that its function uses.
+    A tool has the agents that it wraps, and the agents in variables that its function uses.
     """
     parts: Iterable[object] = ()
     if isinstance(found, Agent):

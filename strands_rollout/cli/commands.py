@@ -195,7 +195,7 @@ def gateway(
     idle: Annotated[
         float,
         typer.Option(
-            help="Seconds without a request for a turn or for samples after which a session ends; checked when a new "
+            help="End sessions without a request for a turn or for samples in this many seconds; checked when a new "
             "session begins.",
             min=1,
         ),
@@ -371,9 +371,9 @@ def try_row(
     Prints the prompt, each turn, tool call and result, the reward and the status.
 
     The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
-    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model. The chat
-    template, tool parser, tools and reward work as in training, whatever the source. By default, the embedded engine
-    serves the shipped model, which is trained on math with the code tool only.
+    SGLang server (--base-url), or the embedded engine (--model). --script, --you and --api-base need no local
+    model. The chat template, tool parser, tools and reward work as in training, whatever the source. By default, the
+    embedded engine serves the shipped model, which is trained on math with the code tool only.
 
     Exits with 1 if the episode, its reward or a check of its tokens fails, or if slime would not train the sample. Also
     exits with 1 if the episode does not end with the last turn of --script. Exits with 130 after Ctrl-C or Ctrl-D.

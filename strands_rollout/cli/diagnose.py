@@ -99,7 +99,7 @@ def check_template(
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
     turn. Then renders random episodes, compares the tokens that would be sent with the template's own rendering, and
     prints the tokens around the first difference. Exits with 1 if a token differs, or if the template breaks a rule for
-    all conversations. A broken rule for only some conversations is a warning.
+    all conversations. A rule broken for only some conversations is a warning.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -346,7 +346,7 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
-    """Return the object that marks drift, with the tokenizer in `folder` or else of the first dump with tokens.
+    """Return the object that marks drift, with the tokenizer in `folder`, else of the first dump with tokens.
 
     Without `folder`, return None if no tokenizer can be used, or if the dumps have different tokenizers. Only the first
     16 samples of a dump are searched for tokens.

@@ -76,9 +76,9 @@ class SGLangClient:
         http: The engine's URL, or an httpx client with a `base_url` (see `create_client`). For a URL, this client makes
             an httpx client, and closes it. The caller closes an httpx client of its own. If that client has httpx's
             default timeouts of 5 s, generations get no read timeout.
-        vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. If None,
-            they are not checked against it.
-        patience_s: Seconds of retries while the engine is unreachable, busy or failing; see `RetryPolicy`.
+        vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. None
+            disables the check.
+        patience_s: How long to retry while the engine is unreachable, busy or failing, in seconds; see `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
         backoff_base_s: Upper limit of the first wait between attempts, in seconds; see `RetryPolicy`.
         backoff_cap_s: Upper limit of each wait between attempts, in seconds.
@@ -293,7 +293,7 @@ class SGLangClient:
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
-        """Like `abort` for one request, but send nothing once a router has answered that it lacks the endpoint."""
+        """Abort one request as `abort` does, but send nothing once a router has answered that it lacks the endpoint."""
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
@@ -315,15 +315,15 @@ class SGLangClient:
     def connection_epoch(self) -> int:
         """A number that changes once all connections have been closed: another server may answer from then on.
 
-        Always 0 for an httpx client that `create_client` did not make.
+        It is always 0 if the httpx client was not made by `create_client`.
         """
         return self._http.connection_epoch if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
         """Return the engine's model and limits, fetched once per `connection_epoch`.
 
-        Values that a router in front of the engine does not report are None. If the engine is busy or failing, the last
-        known info is returned, and the next call fetches again.
+        A value is None if a router in front of the engine does not report it. If the engine is busy or failing, the
+        last known info is returned, and the next call fetches again.
 
         Raises:
             ConfigError: The client belongs to another event loop.
@@ -366,8 +366,8 @@ class SGLangClient:
         if input_ids.vocab_size != self.vocab_size:
             checked, expected = input_ids.vocab_size, self.vocab_size
             raise errors.ConfigError(
-                f"got EncodedIds with vocab_size={checked}; expected vocab_size={expected}, as this client has. Create "
-                "them with EncodedIds(ids, vocab_size=client.vocab_size)"
+                f"got EncodedIds with vocab_size={checked}; expected this client's vocab_size={expected}. Create the "
+                "ids with EncodedIds(ids, vocab_size=client.vocab_size)"
             )
         return input_ids
 
@@ -405,7 +405,7 @@ def _outage_error(outage: Outage, missing: str, url: str) -> errors.EngineError:
     last, count = outage.faults[-1], len(outage.faults)
     message = f"{missing} in {count} attempt{'s' * (count > 1)}; the last failed with: {last.message}"
     if last.kind is FaultKind.BAD_BODY:
-        return errors.EngineResponseError(f"{message}. Check that the URL is that of an SGLang server or its router")
+        return errors.EngineResponseError(f"{message}. Check that the URL points to an SGLang server or its router")
     advice = f"Check that the server is up (GET {url}/health) and that the URL is right"
     return errors.EngineUnavailableError(
         f"{message}. The client waited {outage.waited_s:.0f} s (the limit is engine_patience_s). {advice}"
@@ -416,7 +416,7 @@ _ABORT_TIMEOUT_S: Final = 5.0
 
 
 class _AbortSender:
-    """Sender of one client's abort requests; remembers whether the server has the endpoint for them."""
+    """Sender of one client's abort requests, which remembers whether the server has the endpoint for them."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
@@ -486,7 +486,7 @@ _INFO_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """An engine's model and limits; a value that the engine does not report is None.
+    """An engine's model and limits; a value is None if the engine does not report it.
 
     Attributes:
         context_length: Maximum tokens of prompt plus answer.
@@ -516,7 +516,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive_int_or_none(raw.get("context_length"))
-    if context_length is None:  # not set or not reported by the engine; `/v1/models` has it
+    if context_length is None:  # the engine does not set or report it; `/v1/models` has it
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive_int_or_none(card.get("max_model_len"))

@@ -238,7 +238,7 @@ class Generation:
         logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
         finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
         text: The engine's decoding, for display; never encode it again.
-        meta_info: The engine's `meta_info` without nulls. If a count that slime sums is not an int, it is left out.
+        meta_info: The engine's `meta_info` without nulls. Counts summed by slime are left out if they are not ints.
         rid: Request id of the successful attempt.
         latency_s: Seconds from the call to the answer, including retries.
         attempts: Number of requests that were sent, at least 1.
@@ -316,7 +316,7 @@ def load_json(body: bytes) -> Json:
 _SUMMED: Final = frozenset(
     ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
 )
-_WRONG_URL_HINT: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
+_WRONG_URL_HINT: Final = "; check that the URL points to an SGLang server, whose native endpoint is /generate"
 
 
 def read_generation(
@@ -338,7 +338,7 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_WRONG_URL_HINT}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    # which field has the logprobs depends on SGLang's version; torchrl 0.14 tries the same three fields
+    # the field of the logprobs depends on SGLang's version; torchrl 0.14 tries the same three fields
     # (torchrl/modules/llm/policies/sglang_wrapper.py)
     name = "output_token_logprobs"
     entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
@@ -384,7 +384,7 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
     if ids and ((not are_ids and min(ids) < 0) or (vocab_size is not None and max(ids) >= vocab_size)):
         position = next(n for n, i in enumerate(ids) if i < 0 or (vocab_size is not None and i >= vocab_size))
         reason = (
-            "is negative; check that the URL is that of an SGLang server"
+            "is negative; check that the URL points to an SGLang server"
             if ids[position] < 0
             else f"is outside the vocabulary of {vocab_size} tokens; the engine serves a model with another vocabulary "
             "than this client's vocab_size"
@@ -443,7 +443,7 @@ def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int])
 def _are_logprobs(numbers: list[float]) -> bool:
     """Return whether all numbers are finite in float32 and at most `MAX_LOGPROB`.
 
-    There is no loop in Python, which would be slow for hundreds of logprobs.
+    A loop in Python would be slow for hundreds of logprobs.
     """
     try:
         total = sum(numbers)

@@ -53,7 +53,7 @@ class RetryPolicy:
     """The limits and waits of retries.
 
     Attributes:
-        patience_s: Seconds for which a request is retried, as `Outage.waited_s` counts them; 0 for a single attempt.
+        patience_s: How long to retry a request, in seconds counted by `Outage.waited_s`; 0 for a single attempt.
         backoff_base_s: Upper limit of the first wait in seconds; each further failure doubles the limit. The actual
             wait is a random 50% to 100% of the limit, or a server's longer Retry-After. The wait never exceeds the rest
             of `patience_s`.
@@ -148,11 +148,11 @@ async def with_retries(
     """Repeat an attempt until it returns an answer other than a `Fault`, and return that answer.
 
     Args:
-        attempt: Sends the request once. An exception that it raises is not retried.
+        attempt: Sends the request once. If it raises an exception, the request is not retried.
         policy: Limits and waits.
         on_wait: Called before each wait, with the failed attempts and the seconds of the wait.
         rng: Source of the jitter in waits.
-        sleep: Waits between attempts. An exception that it raises ends the retries.
+        sleep: Waits between attempts. If it raises an exception, the retries end.
         clock: Returns seconds, for `patience_s`.
 
     Raises:

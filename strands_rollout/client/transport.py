@@ -27,7 +27,7 @@ _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|a
 
 
 def is_busy(status: int, body: bytes) -> bool:
-    """Return whether an answer is that of a busy engine, or of a router without workers at the moment."""
+    """Return whether an answer comes from a busy engine, or from a router that has no workers at the moment."""
     return status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS))
 
 
@@ -273,7 +273,7 @@ def create_client(
     connect_timeout: float = 10.0,
     headers: Mapping[str, str] | None = None,
 ) -> httpx.AsyncClient:
-    """Make an httpx client for an engine, which many models can share; close it with `aclose()`.
+    """Make an httpx client for an engine. Many models can share the client; close it with `aclose()`.
 
     No event loop needs to run when the client is made; the client belongs to the loop of its first request. It ignores
     proxies in the environment and does not follow redirects. Generations bypass httpx's layers if the client's settings

@@ -86,7 +86,7 @@ class DoctorOptions:
         list[Path] | None,
         Option(
             help="Prompt data set to check; may be repeated. Default: with --training the command's data sets, else "
-            "those of the launch scripts."
+            "the data sets of the launch scripts."
         ),
     ] = None
     slime_dir: Annotated[
@@ -155,7 +155,7 @@ class DoctorOptions:
     @property
     def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        # a name that begins with a lower-case letter is that of a file in slime's scripts/models, so it gets no owner
+        # a name that begins with a lower-case letter names a file in slime's scripts/models, so it gets no owner
         bare = self.model_id.removeprefix("OWNER/")
         name = bare if bare[:1].islower() else self.model_id
         model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {name}"
@@ -303,7 +303,7 @@ def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float
             findings[check] = _run_check(check, options)
 
     groups = [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]
-    # daemon threads: a check that hangs must not keep the process alive
+    # use daemon threads: a hanging check must not keep the process alive
     threads = [threading.Thread(target=run, args=(group,), name="doctor", daemon=True) for group in groups]
     for thread in threads:
         thread.start()

@@ -285,7 +285,7 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
     if served == expected:
         return good(name, f"a test text has the same {len(expected)} tokens on the server as in {folder}")
     found = (
-        f"the tokenizer {folder} is not that of the served {info.model_path}: a test text has {len(expected)} tokens "
+        f"the tokenizer {folder} does not fit the served {info.model_path}: a test text has {len(expected)} tokens "
         f"in the folder, {expected[:6]}..., and {len(served)} on the server, {served[:6]}..."
     )
     remedy = "name the folder of the served model with --tokenizer, or serve the model that is trained"
@@ -391,7 +391,7 @@ def check_strands(_options: DoctorOptions) -> Iterator[Finding]:
 def check_disk(options: DoctorOptions) -> Iterator[Finding]:
     """Check free space and write permission of the folders that a run writes to; they need not exist yet.
 
-    The needed sizes are those of Qwen3-8B, which has 8.2e9 parameters. The model takes 16.4 GB in bf16, and 16.4 GB
+    The needed sizes are for Qwen3-8B, which has 8.2e9 parameters. The model takes 16.4 GB in bf16, and 16.4 GB
     again after the conversion for Megatron. A save with the optimizer's state takes 115 GB: 14 bytes per parameter, for
     bf16 weights, fp32 weights and two fp32 moments.
     """
@@ -450,7 +450,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
     env = options.env
     used = ", ".join(name for name in _PROXY_VARIABLES if env.get(name))
     excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
-    # the address at which slime's router is reached on this machine, determined as in slime (slime/utils/http_utils.py)
+    # determine the address of slime's router on this machine as slime does (slime/utils/http_utils.py)
     own = env.get("SLIME_HOST_IP")
     if not own:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -489,7 +489,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
             reason = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
         expected = f"; expected {required}" if required else ""
         found = f"no GPU here: {reason}{expected}; training needs GPUs, an evaluation on a remote server does not"
-        remedy = "to train, use a machine on which nvidia-smi lists GPUs; start a container with docker run --gpus all"
+        remedy = "to train, use a machine whose nvidia-smi lists GPUs; start a container with docker run --gpus all"
         yield missing("gpus", found, remedy, needed=bool(required))
         return
     count, visible = len(gpus), env.get("CUDA_VISIBLE_DEVICES")

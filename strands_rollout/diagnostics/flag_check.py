@@ -182,7 +182,7 @@ class FlagTable:
     """All flags that slime's parsers know."""
 
     flags: tuple[Flag, ...]
-    left_out: frozenset[str]  # SGLang's flags, in slime's spelling, that slime does not pass on
+    left_out: frozenset[str]  # SGLang's flags that slime does not pass on, in slime's spelling
     abbreviating: frozenset[str]  # parsers that accept an unambiguous prefix of a flag instead of the flag
     sources: tuple[str, ...]  # a line per system: the source of its flags (probed or recorded), and its version
 
@@ -288,7 +288,7 @@ def probe_flags(
 
 
 def find_slime_checkout(named: Path | None) -> Path | None:
-    """Return slime's checkout: `named`, else SLIME_DIR, else that of the importable slime; None if there is none.
+    """Return slime's checkout: `named`, else SLIME_DIR, else the importable slime's; None if there is none.
 
     Raises:
         ConfigError: `named` is not a checkout of slime; or `named` is None, and SLIME_DIR is not a checkout of slime.

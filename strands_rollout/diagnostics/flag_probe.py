@@ -39,7 +39,7 @@ class RecordFailure:
 
 
 class ArgumentsStandIn:
-    """Stand-in for SGLang's ServerArgs or the router's RouterArgs; records the flags that the original class adds.
+    """Stand-in for SGLang's ServerArgs or the router's RouterArgs, which records the flags of the original class.
 
     Adds no flags if the original class can't be imported.
     """
@@ -81,7 +81,7 @@ def _imported_packages(node: ast.stmt) -> set[str]:
 
 
 def capture_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
-    """Run `parse` and return the last parser on which it calls `parse_known_args`; nothing is parsed.
+    """Run `parse` and return the last parser whose `parse_known_args` it calls; nothing is parsed.
 
     Each call of `parse_known_args` returns the parser's defaults instead.
     """

@@ -44,7 +44,7 @@ _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
 _OUTAGE_S: Final = 300.0  # an outage of all engines up to this length should cost no step
 _MEGATRON_TIMEOUT_S: Final = 50.0
-# applies Megatron's own rule for batch sizes, and prints why Megatron refuses them, or nothing
+# This program applies Megatron's own rule for batch sizes, and prints why Megatron refuses them, if it does.
 _MEGATRON_RULE: Final = """
 import sys
 from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator as Calculator
@@ -67,10 +67,10 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a command, whose arguments are those in `script` (see `read_command`), then `arguments`.
+    """Return the checks of the command with the arguments in `script` (see `read_command`), followed by `arguments`.
 
-    With neither a script nor arguments, the command is that of Qwen3-8B's launch script. In this case, return None if
-    this script is missing or the options name another model.
+    Without a script and arguments, take the command of Qwen3-8B's launch script. In this case, return None if that
+    script is missing or the options name another model.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -89,9 +89,8 @@ class Prompts:
 
     Attributes:
         rows: Number of rows that slime takes.
-        lengths: For some rows, evenly spread over the data set: tokens of the first request, which includes the system
-            prompt and the tools.
-        longest: Maximum number of such tokens, over these rows and the rows whose prompts have the most characters.
+        lengths: Tokens of the first request, system prompt and tools included, for rows spread evenly over the data.
+        longest: Maximum tokens of a first request, also over the rows whose prompts have the most characters.
     """
 
     rows: int
@@ -130,7 +129,7 @@ class Preflight:
             gpus=gpus,
             config=Path(config) if config else options.config,
             data=options.data or data or None,
-            # slime's default (slime/utils/arguments.py)
+            # "input" is slime's default (slime/utils/arguments.py)
             prompt_key=command.text("--input-key") or ("input" if command.has("--prompt-data") else options.prompt_key),
             label_key=command.text("--label-key") or options.label_key,
         )
@@ -151,7 +150,7 @@ class Preflight:
     def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that engines use all generating GPUs, and that replicas share an optimizer step evenly.
 
-        The second check runs Megatron-LM's own rule; if Megatron-LM can't be run, it checks divisibility.
+        The check of replicas runs Megatron-LM's own rule, or checks divisibility if Megatron-LM can't be run.
         """
         command = self.command
         # --sglang-config has its own sizes of engines
@@ -205,9 +204,9 @@ class Preflight:
             yield error(name, f"{found}: a longer sample may exhaust the memory", "make the product at least as large")
         if context and response >= context:
             faults = True
-            found = f"--rollout-max-response-len is {response}, the context {context}, leaving no tokens for prompts"
+            found = f"--rollout-max-response-len is {response} and the context {context}, so prompts get no tokens"
             yield error(
-                name, found, "raise --rollout-max-context-len to the response's length plus that of the longest prompt"
+                name, found, "raise --rollout-max-context-len to the length of the response and the longest prompt"
             )
         evaluated, response_evaluated = command.evaluated_context, command.int_value("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:
@@ -581,7 +580,7 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
 
 
 def _gpu_memory(options: DoctorOptions) -> tuple[float, str]:
-    """Return the GB and the name of this machine's smallest GPU; if it has no GPU, those of an H100."""
+    """Return the memory in GB and the name of this machine's smallest GPU; without a GPU, of an H100."""
     query = ("nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits")
     answer = run_program(*query, env=options.env, timeout_s=10.0)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []

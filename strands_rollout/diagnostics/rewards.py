@@ -268,7 +268,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row with a fault: unreadable, invalid settings or grading, or a ground truth that does not score at least 1."""
+    """A row that is unreadable, has invalid settings or grading, or has a ground truth that scores less than 1."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read
@@ -413,7 +413,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 
 
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
-    # this package's reward refuses mappings, and labels for which `label_texts` raises: these have no texts
+    # a label that this package's reward refuses has no texts: a mapping, or a label that makes `label_texts` raise
     texts: tuple[str, ...] = ()
     if not (reward.is_reward_func and isinstance(row.label, Mapping)):
         with suppress(ValueError):
@@ -508,7 +508,7 @@ def _with_new_reward(
 def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
     """Return counts of a rescored dump, the means of its old and new numbers, and their correlation.
 
-    `failed` counts the samples for which the reward failed or gave no number. `compared` and all keys after it are
+    `failed` counts the samples whose reward failed or has no number. `compared` and all keys after it are
     about the samples with an old and a new number; of these, `raised` have a higher new number. The correlation is
     Pearson's; None for fewer than two samples, or if all old or all new numbers are equal. The means are None if no
     sample has both numbers.

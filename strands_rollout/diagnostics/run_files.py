@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRACKER_FILE: Final = "latest_checkpointed_iteration.txt"
 _INDEX_FILE: Final = "model.safetensors.index.json"
-# minimum bytes of a file of weights: Git LFS may have left a pointer in its place, which is smaller
+# minimum bytes of a file of weights: Git LFS may have left a smaller pointer file instead
 _MIN_WEIGHT_BYTES: Final = 1024
 _IMPORT_REMEDY: Final = (
     "correct the name; your own module must be beside the settings file, installed, or on PYTHONPATH"
@@ -77,7 +77,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the converted model has the folder that its tracker file names."""
+    """Check that the converted model has the folder named in its tracker file."""
     folder, name, prepare = options.converted_model, "converted model", options.prepare_model_command
     if not folder.is_dir():
         yield missing(name, f"{folder} does not exist; Megatron loads it", prepare, needed=options.training)
@@ -161,7 +161,7 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
         number = count_of(here, "worker") + " per node" if workers.count is None else count_of(workers.count, "worker")
         requested = f"{number}, {count_of(workers.cpus, 'CPU')} each; this machine has {count_of(cpus, 'CPU')}"
         if here * workers.cpus > cpus:
-            found = f"{requested}, of which engines and trainer take some"
+            found = f"{requested}, and engines and trainer need some of them"
             yield warning("config: episode_workers", found, "check that the job has enough nodes, or use fewer workers")
         else:
             yield good("config: episode_workers", requested)
@@ -193,8 +193,8 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data or of the checked command, else the data files of the launch scripts.
 
     A missing data file is usually a warning. It is an error if --data or the command names the file. With --training,
-    it is also an error if a training run needs the file. If the launch scripts' files are checked, the file that
-    EVAL_CONFIG names is checked too; a fault in it is always an error.
+    it is also an error if a training run needs the file. If the launch scripts' files are checked, the file in
+    EVAL_CONFIG is checked too; a fault in this file is always an error.
     """
     if options.data:
         for path in options.data:
@@ -206,7 +206,7 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     evaluated = [options.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
     for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
         yield from _check_data_file(path, options, needed=options.training)
-    # needed by scripts/eval_aime.sh, but not by a training run
+    # scripts/eval_aime.sh needs this set, but a training run does not
     aime_2025 = options.data_dir / "aime-2025.jsonl"
     if aime_2025 not in evaluated:
         yield from _check_data_file(aime_2025, options, needed=False)

@@ -82,7 +82,7 @@ def check_slime(
         yield error("slime", found, _CLONE_REMEDY)
         return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _read_text(folder / "setup.py"))
-    # marked as safe: otherwise, git refuses a checkout that another user owns, as in a container
+    # mark the checkout as safe: git refuses a checkout owned by another user, as in a container
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     answer = (
         diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_TIMEOUT_S) if (folder / ".git").exists() else None
@@ -204,10 +204,10 @@ def make_importable(checkout: Path) -> Iterator[list[str]]:
 
 
 class _Placeholder(ModuleType):
-    """A module in which every name without leading "__" is a decorator that changes nothing."""
+    """A module whose names without leading "__" are decorators that change nothing."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
-    __version__ = "0.3.1"  # a router's version; slime up to 0.3.0 chooses the URL of the list of workers by it
+    __version__ = "0.3.1"  # slime up to 0.3.0 chooses the URL of the list of workers by the router's version
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):

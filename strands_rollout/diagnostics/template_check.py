@@ -59,7 +59,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
-            f"{folder} has no tokenizer.json; expected a fast tokenizer: others can't keep control tokens out of text"
+            f"{folder} has no tokenizer.json; expected a fast tokenizer, which keeps control tokens out of text"
         )
     try:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))

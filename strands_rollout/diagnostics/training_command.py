@@ -41,7 +41,7 @@ class ModelSize:
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
-        query_groups: Parts into which GPUs can split the KV cache. With latent attention, the number is 1: each GPU
+        query_groups: Number of parts that GPUs can split the KV cache into. With latent attention, it is 1: each GPU
             holds the whole cache.
         cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the model has layers of its own
             (`--spec`).

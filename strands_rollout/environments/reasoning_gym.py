@@ -24,7 +24,7 @@ METADATA_KEY: Final = "reasoning_gym"
 SCORE_TIMEOUT_S: Final = 20.0
 _LIBRARY: Final = "reasoning_gym"
 _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratch_dir", "disabled_layers")
-# An answer that a scorer evaluates may print; the mark identifies the line with the result. If the scorer also fails on
+# An answer evaluated by a scorer may print; the mark identifies the line with the result. If the scorer also fails on
 # the row's own answer, the scorer is at fault.
 _SCORER: Final = """
 import json
@@ -58,7 +58,7 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
     Args:
         args: slime's args. If the setting `executor` is a `local` executor, its options `isolation`, `memory_mb`,
             `max_concurrency`, `scratch_dir` and `disabled_layers` apply here, too.
-        sample: An episode of a row as `reasoning_gym_row` returns it.
+        sample: An episode of a row from `reasoning_gym_row`.
 
     Returns:
         `score`; `acc`, which is 1.0 for the full score, else 0.0; and `pred`, the answer. Without an answer, the score
@@ -98,7 +98,7 @@ def _entry_of(sample: Any) -> dict[str, Any]:  # noqa: ANN401 - slime's Sample
     metadata = (getattr(sample, "metadata", None) or {}).get(METADATA_KEY)
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("source_dataset"), str):
         raise PromptError(
-            f"got a row whose metadata has {METADATA_KEY}: {metadata!r:.100}; expected a mapping with "
+            f"the row's metadata has {METADATA_KEY}={metadata!r:.100}; expected a mapping with "
             "'source_dataset', as data_prep/reasoning_gym.py writes it. With slime, set --metadata-key metadata"
         )
     return {"question": "", "answer": sample.label, "metadata": dict(metadata)}

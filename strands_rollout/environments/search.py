@@ -86,7 +86,7 @@ def search_tool(
         top_k: Number of passages to request; the result has fewer if fewer are found.
         max_passage_chars: Maximum characters of a passage; longer passages are cut.
         timeout_s: Limit in seconds on connecting, and on each write and each read of a request (httpx's `Timeout`).
-        patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
+        patience_s: How long to retry a failed request, in seconds. After that, the episode fails because of an
             infrastructure fault. The policy never sees this fault. `tool_timeout_s` must exceed `timeout_s` plus
             `patience_s`.
 
@@ -308,8 +308,7 @@ def _tool_from_environment() -> AgentTool:
 
 
 search: Final = _tool_from_environment()
-"""The tool for the server or corpus that an environment variable names.
+"""The tool for the server at `$SEARCH_URL` or the corpus at `$SEARCH_CORPUS`.
 
-SEARCH_URL is the URL of a server, SEARCH_CORPUS the path of a corpus; if neither is set, the server is at
-`DEFAULT_URL`.
+If neither environment variable is set, the server is at `DEFAULT_URL`.
 """

@@ -1,7 +1,7 @@
 """Environments of strands-env, played unchanged: `environment: strands_env`, with the setting `environment_factory`.
 
-`StrandsEnvironment` makes a new environment for each episode and calls its `rollout`, with the policy as its model. The
-environment's reward becomes the score, and its termination reason the stop reason.
+`StrandsEnvironment` makes a new environment for each episode, and calls the environment's `rollout` with the policy as
+the model. The environment's reward becomes the score, and its termination reason the stop reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STOP_REASONS: Final = {
     "max_messages_reached": StopReason.ENVIRONMENT_LIMIT,
     "recursion_depth_exceeded": StopReason.ENVIRONMENT_LIMIT,
 }
-# environment factories that hook files created, by event loop: their rate limiters and clients may be bound to a loop
+# environment factories from hook files, by event loop: their rate limiters and clients may be bound to a loop
 _FACTORIES: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Lock, dict[bytes, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -91,8 +91,8 @@ class StrandsEnvironment:
         """Make the environment, run its `rollout` with the policy as its model, and return the outcome.
 
         Args:
-            model: The policy, which the environment's `model_factory` returns first. The models that the factory
-                returns later, and other models of the policy's server, are models of sub-agents.
+            model: The policy, which the environment's `model_factory` returns first. Later models of the factory, and
+                other models on the policy's server, belong to sub-agents.
             hooks: Hooks of the episode, which the environment's agent gets after the environment's own hooks.
 
         Raises:
@@ -170,8 +170,8 @@ class StrandsEnvironment:
     def _arguments(self, create: Callable[..., Any], model: SGLangModel) -> list[dict[str, Any]]:
         """Return the positional arguments: the policy as strands-env's model configuration, or none.
 
-        A function gets the configuration if it has a positional parameter without a default. Parameters that a keyword
-        argument sets don't count.
+        A function gets the configuration if it has a positional parameter without a default. Parameters set by keyword
+        don't count.
         """
         named = [
             parameter

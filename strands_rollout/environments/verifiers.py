@@ -107,7 +107,7 @@ def _start_loop(_pid: int) -> asyncio.AbstractEventLoop:
     def serve() -> None:
         asyncio.set_event_loop(loop)
         while True:
-            with suppress(SystemExit, KeyboardInterrupt):  # raised by one episode; the others need the loop
+            with suppress(SystemExit, KeyboardInterrupt):  # one episode raised it; other episodes need the loop
                 loop.run_forever()
 
     threading.Thread(target=serve, name="verifiers", daemon=True).start()
@@ -213,7 +213,7 @@ class _Source:
 
 
 class _Seats:
-    """The seats of one episode whose model is the policy, with methods that check and score their runs."""
+    """The seats with the policy as model in one episode, with methods that check and score their runs."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None

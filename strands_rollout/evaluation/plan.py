@@ -214,9 +214,9 @@ _EXTRA_PARAMS: Final = frozenset(
 
 
 class DataSetEntry(BaseModel):
-    """An entry of `eval.datasets`, merged with `eval.defaults`; has all keys that slime knows.
+    """An entry of `eval.datasets`, merged with `eval.defaults`, with all keys that slime knows.
 
-    None means that neither of the two sets the key.
+    A key is None if neither the entry nor `eval.defaults` sets it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -355,7 +355,7 @@ def validated(model: type[_Model], value: object, where: str) -> _Model:
     """Validate a value as a model.
 
     Raises:
-        ConfigError: The value is invalid. The message names the place and the key; for an unknown key, also the nearest
+        ConfigError: The value is invalid. The message names `where` and the key; for an unknown key, also the nearest
             known key, or all known keys if none is near.
     """
     try:
@@ -394,7 +394,7 @@ def load_sets(
             needs_labels=settings.needs_labels,
         )
     if not options.data and options.base_url is not None:
-        raise ConfigError("got neither --data nor --eval-config; expected one of them with --base-url")
+        raise ConfigError("--base-url is given without data sets; expected --data or --eval-config")
     limit = options.limit if options.data else options.limit or _SHIPPED_PROBLEMS
     input_key, label_key = options.input_key, options.label_key
     files = [DataFile(path.stem, path, None, None, input_key, label_key) for path in options.data or []]

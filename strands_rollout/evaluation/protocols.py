@@ -52,7 +52,7 @@ class Protocol:
         source: Origin of the conditions.
         sampling: Sampling of every data set, apart from the fields in `own_sampling`.
         own_sampling: By benchmark: fields of `Sampling` that differ from `sampling`.
-        settings: Settings of the agent; the other settings that a protocol fixes have their defaults.
+        settings: Settings of the agent; all other settings fixed by a protocol have their defaults.
         instructions: By grading: the text that is appended to the last message of the prompt.
         excluded: By grading: the reason why the protocol can't measure such rows.
         published: By benchmark and model: numbers that were reported under these conditions, in percent.
@@ -74,7 +74,7 @@ class Protocol:
         return replace(self.sampling, **self.own_sampling.get(benchmark.name if benchmark else "", {}))
 
     def apply_to(self, settings: RolloutSettings) -> RolloutSettings:
-        """Return `settings`, updated with those of the protocol's settings that the user has not set."""
+        """Return `settings`, with the protocol's value for each of its settings that the user has not set."""
         unset = {name: value for name, value in self.settings.items() if name not in settings.model_fields_set}
         return settings.model_copy(update=unset)
 

@@ -109,7 +109,7 @@ class SampleResult(_ResultModel):
     turns: NonNegativeInt
     tool_calls: NonNegativeInt
     tool_errors: NonNegativeInt
-    unknown_tools: NonNegativeInt = 0  # runs of older versions lack this field and the next
+    unknown_tools: NonNegativeInt = 0  # runs of older versions lack this and `nonzero_exits`
     nonzero_exits: NonNegativeInt = 0
     seconds: float
     weight_versions: list[str]
@@ -254,8 +254,8 @@ class ResultsFile:
             write_json(identity_path, identity)
         elif not identity_path.exists():
             raise ConfigError(
-                f"{self.path} has results, but {identity_path.name}, which says to which run they belong, is missing; "
-                "choose another --out"
+                f"{self.path} has results, but {identity_path.name} is missing, so their run is unknown; choose "
+                "another --out"
             )
         elif differing := _run_differences(read_json(identity_path), identity):
             raise ConfigError(

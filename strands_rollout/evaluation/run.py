@@ -177,7 +177,7 @@ class EvaluationSession:
     """A session of a run: plays the samples that have no score, and saves each result as it arrives.
 
     Attributes:
-        results: The last result of each sample, including those of earlier sessions.
+        results: The last result of each sample, from this or an earlier session.
         remaining: The keys of the samples without a score at the start of the session, in the order of the data sets.
         stopped: The reason why the session ended before all samples were played; None if it did not.
 
@@ -294,7 +294,7 @@ class EvaluationSession:
 
 def _result_line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
     sample, facts = outcome.sample, outcome.facts
-    # slime's weight version per request, and the versions within a request
+    # combine slime's weight version per request with the versions within a request
     versions = [*sample.weight_versions, *(facts.weight_versions or [])]
     return {
         "data_set": key.data_set,
@@ -330,7 +330,7 @@ async def run_samples(
     some of the running samples does not end the run.
 
     Returns:
-        The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
+        The reason for stopping early, after which the running samples are cancelled; None if all keys were run.
 
     Raises:
         Exception: The first exception that `run` raised; the other samples are cancelled.
@@ -384,7 +384,7 @@ async def _demo(options: DemoOptions) -> Summary:
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
-        # loaded before the episodes start: importing transformers would block their event loop for seconds
+        # load it before the episodes start: importing transformers would block their event loop for seconds
         tokenizer = load_tokenizer(str(tokenizer_dir))
         executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(
@@ -438,7 +438,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome to show: the first correct outcome with tool calls, else the first outcome with tool calls.
 
-    If there is none either, return the first correct outcome, else the first outcome.
+    If no outcome has tool calls, return the first correct outcome, else the first outcome.
     """
     return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.reward_details.get("acc"))))
 

@@ -69,8 +69,8 @@ _MAX_NEW_TOKENS, _EMBEDDED_MAX_NEW_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API returns text only, which can't be trained on"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
-# messages of the agent loop about a limit: `show` prints the settings' names, max_tool_iterations and max_tool_calls,
-# instead of max_iterations and max_calls, which the policy reads and may have seen in training
+# matches the agent loop's messages about a limit. In them, the policy reads max_iterations and max_calls, as perhaps
+# in training; `show` prints the settings' names instead: max_tool_iterations and max_tool_calls
 _LIMIT_TEXT: Final = re.compile(
     r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)"
 )

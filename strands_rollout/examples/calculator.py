@@ -20,7 +20,7 @@ def build(model: SGLangModel, task: Task) -> Agent:
     """Build the agent of one episode.
 
     Args:
-        model: The policy that is trained; it records the agent's tokens.
+        model: The policy to train, which records the agent's tokens.
         task: The row: its prompt, label and metadata. A row's own system message replaces `SYSTEM_PROMPT`.
     """
     return Agent(model=model, tools=[calculator], system_prompt=task.system_prompt or SYSTEM_PROMPT)

@@ -28,7 +28,7 @@ class GuessingGame:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Close the resources; also called after a failure or an abort."""
+        """Close the resources, also after a failure or an abort."""
 
     async def prepare(self) -> str:
         """Return the first user message."""

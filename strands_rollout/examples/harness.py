@@ -1,7 +1,7 @@
 """Strands' harness as the agent: a shell, files, to-do lists, skills, sub-agents, and a summarized history.
 
-`configs/harness.yaml` names `build` as the agent factory and `scratch` as the resource for shell and files; needs
-`pip install 'strands-rollout[harness]'`. Sessions and memory, which outlast an episode, and the web tools are off.
+`configs/harness.yaml` names `build` as the agent factory and `scratch` as the resource for shell and files. The example
+needs `pip install 'strands-rollout[harness]'`. Sessions, memory (both outlast an episode) and the web tools are off.
 """
 
 from strands import Agent

@@ -71,7 +71,7 @@ class History:
         Return False if the body adds nothing, or differs in anything else.
 
         Raises:
-            PromptError: A new item can't be converted, or the history does not end as it must.
+            PromptError: A new item can't be converted, or `check_end` refuses the history.
         """
         end = self.end or _first_difference(self.raw, raw)
         tail = self.raw[end:]
@@ -97,8 +97,8 @@ class History:
     def check_end(self) -> None:
         """Raise PromptError if the history does not end with a user's message or a tool's result."""
         if not self.messages or self.last_role == "assistant":
-            got = "no message" if not self.messages else "a history that ends with the assistant"
-            raise PromptError(f"got {got}; expected a history that ends with a user's message or a tool's result")
+            fault = "has no user message" if not self.messages else "ends with the assistant"
+            raise PromptError(f"the history {fault}; expected one that ends with a user's message or a tool's result")
 
 
 class HistoryCache:
@@ -117,10 +117,10 @@ class HistoryCache:
         self._histories: list[History] = []  # the newest first
 
     def extended(self, raw: bytes) -> History | None:
-        """Extend the history to which a body only appends items, and return it; return None if there is none.
+        """If a body only appends items to a history, extend that history and return it; else return None.
 
         Raises:
-            PromptError: A new item can't be converted, or the history does not end as it must.
+            PromptError: A new item can't be converted, or `History.check_end` refuses the history.
         """
         history = next((known for known in self._histories if known.extend(raw, self._name, self._convert)), None)
         if history is not None:
@@ -134,7 +134,7 @@ class HistoryCache:
         comparisons are fast. For the arguments, see `History`.
 
         Raises:
-            PromptError: An item can't be converted, or the history does not end as it must.
+            PromptError: An item can't be converted, or `History.check_end` refuses the history.
         """
         shared, known, others = 0, None, list[History]()
         for earlier in self._histories:

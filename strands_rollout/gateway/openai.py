@@ -354,7 +354,7 @@ def _response_tools(body: Item) -> _Tools:
 
 
 def _full_name(named: Item) -> object:
-    """Return the tool name for the policy: the name with its namespace, if any, as prefix."""
+    """Return the tool name for the policy: the name, prefixed with the namespace if there is one."""
     return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
 
 

@@ -55,7 +55,7 @@ _PLACEHOLDER: Final = re.compile(r"\{(prompt|task|url|base_url|api_key|model)\}"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The endpoint to which a program sends its requests to the policy.
+    """The endpoint for a program's requests to the policy.
 
     Attributes:
         base_url: URL for OpenAI's clients, which ends in `/v1`.
@@ -268,12 +268,12 @@ class ProgramRun(EpisodeRun):
     def _root_cause(self) -> Ending | None:
         """Return the ending if a limit or an error of the policy's turns made the program's requests fail; else None.
 
-        A ConfigError is not returned, since it is the client's fault: it ends the episode only if the timeout did not.
+        A ConfigError is the client's fault, such as an image for a text model. It is not a root cause, so the timeout
+        takes precedence.
         """
         if self.limit is not None:
             return self.limit, None
         fault = self.session.error
-        # a ConfigError is the client's fault: it has sent, for example, an image to a text model
         is_client_fault = isinstance(fault, errors.ConfigError)
         return None if fault is None or is_client_fault else self._ending_of(fault)
 
@@ -374,7 +374,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {name: fill(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(find_file(command.cwd)) if command.cwd is not None else scratch
         ended = await _run_process(argv, env, cwd, fill(command.stdin), mark)
-    finally:  # removed in a thread, since the policy may have left many files
+    finally:  # remove the folder in a thread, since the policy may have left many files
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
         raise CommandError(
@@ -386,7 +386,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
 
 
 async def _run_process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
-    # files instead of pipes, since an escaped child process would keep pipes open
+    # use files instead of pipes, since an escaped child process would keep pipes open
     with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
         read.write(stdin.encode())
         read.seek(0)

@@ -38,7 +38,7 @@ _SAMPLING_FIELDS: Final = (
 )
 # names of the field for a turn's minimum length: in SGLang's `/generate`, and in SGLang's and vLLM's chat endpoints
 _MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
-# fields of the APIs, and of SGLang's and vLLM's endpoints, that are applied
+# fields that are applied, from the APIs and from SGLang's and vLLM's endpoints
 APPLIED: Final = frozenset(
     {
         *_SAMPLING_FIELDS,
@@ -148,7 +148,7 @@ REFUSED: Final = (
     "thinking_token_budget",
     "mm_processor_kwargs",
 )
-# fields of a tool that, in other servers, change what the model reads of the tool or constrain how calls are sampled
+# fields of a tool that make other servers change what the model reads, or constrain how calls are sampled
 _IGNORED_TOOL_FIELDS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
 _JSON_GRAMMARS: Final = ("json_schema", "structural_tag")
 _CLEARS_THINKING: Final = "clear_thinking_20251015"
@@ -246,7 +246,7 @@ class ApiProtocol(ABC):
         return self._request(history.settings, history)
 
     def read_body(self, body: object, raw: bytes = b"") -> TurnRequest:
-        """Convert a request's parsed body; `raw` are its bytes if a later request may extend it.
+        """Convert a request's parsed body; pass the body's bytes as `raw` if a later request may extend it.
 
         Raises:
             PromptError: The request can't be served.
@@ -259,7 +259,7 @@ class ApiProtocol(ABC):
 
     def _request(self, settings: TurnRequest, history: History) -> TurnRequest:
         system = "\n\n".join(text for text in (settings.system, *history.system) if text) or None
-        # copied, since a later request may extend the history while this request is answered
+        # copy the items, since a later request may extend the history while this request is answered
         body = {**settings.body, self.items_name: [*history.items]} if settings.body else {}
         return replace(settings, messages=[*history.messages], system=system, body=body)
 
@@ -493,7 +493,7 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     """Return a Strands tool specification.
 
     Raises:
-        PromptError: The name is missing, empty or not a string, or the schema is neither None nor an object, or is
+        PromptError: The name is missing, empty or not a string; or the schema is neither None nor an object, or is
             nested too deeply.
     """
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
@@ -547,7 +547,7 @@ def image_of_url(url: object) -> Block:
 
 
 def _check_depth(value: object, what: str) -> None:
-    """Raise PromptError if a value is nested deeper than the arguments of the policy's calls may be."""
+    """Raise PromptError if a value is nested deeper than the limit for the arguments of the policy's calls."""
     try:
         check_depth(value)
     except StrictJSONError as e:
@@ -588,9 +588,9 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content: of a string, of a list of parts, or of None (no blocks).
+    """Return the blocks of a message's content, which may be a string, a list of parts, or None (no blocks).
 
-    Parts for which `convert` returns None are left out.
+    If `convert` returns None for a part, the part is left out.
 
     Raises:
         PromptError: The content is something else, or `convert` refuses a part.
@@ -598,9 +598,7 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     if content is None or isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise PromptError(
-            f"got the content {content!r:.100}; expected a string, or a list in which each part is an object"
-        )
+        raise PromptError(f"got the content {content!r:.100}; expected a string, or a list of objects")
     return [block for part in content if (block := convert(part)) is not None]
 
 

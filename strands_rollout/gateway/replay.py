@@ -15,7 +15,7 @@ _OTHER_HEAD: Final = "the system prompt or the tools differ"
 
 
 class Replay:
-    """The main conversation of an earlier attempt, which a program repeats after it was started again.
+    """The main conversation of an earlier attempt, which the restarted program repeats.
 
     Until the replay is over (see `is_over`), requests that repeat the record are answered from the record. If a request
     departs from the record, `Session` restarts the conversation.
@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Advance `position` to that of a turn returned from the record; never move it back."""
+        """Advance `position` to `node`, whose turn was returned from the record; never move it back."""
         self.position = max(node.position, self.position or 0)
 
     @property
@@ -93,7 +93,7 @@ class Replay:
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request whose first prompt is not the record's is a side request, such as for a title."""
+        """Return whether a request that does not repeat the first prompt is a side request, such as for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)
@@ -103,7 +103,7 @@ class Replay:
 
         Args:
             model: The model.
-            kept_messages: Number of messages to keep, the last of which is an answer; 0 keeps nothing.
+            kept_messages: Number of messages to keep, up to and including an answer; 0 keeps nothing.
 
         Returns:
             The turns of the record that were kept.

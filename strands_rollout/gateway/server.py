@@ -123,7 +123,7 @@ class Gateway:
     ) -> web.StreamResponse:
         kind = _PROTOCOLS[request.path]
         found = await self.session_of(request)
-        if found is None:  # checked first: without a known key, the body is not read
+        if found is None:  # check this first: without a known key, the body is not read
             return _error_response(kind(), _NO_KEY)
         key, session = found
         protocol = session.protocols.get(kind.__name__) or session.protocols.setdefault(kind.__name__, kind())
@@ -184,7 +184,7 @@ def problem_of(error: BaseException | None) -> Problem:
     """
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
-    if isinstance(error, RecursionError):  # raised by a client's JSON only: the policy's output is never so deep
+    if isinstance(error, RecursionError):  # only a client's JSON raises this: the policy's output is never so deep
         return 400, "invalid_request", "got JSON that is nested too deeply to be read; expected at most 100 levels"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         is_context = getattr(error, "budget", "context") == "context"
@@ -227,8 +227,8 @@ def _json_response(body: object, status: int = 200) -> web.Response:
 def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
     response = _json_response(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # this header keeps SDKs from retrying, because a retry can't help. Requests to the engine were already sent
-        # again for `engine_patience_s`. The other errors with a status from 500 on would recur
+        # keep SDKs from retrying, which can't help: requests to the engine were already sent again for
+        # `engine_patience_s`, and all other errors with a status from 500 on would recur
         response.headers["x-should-retry"] = "false"
     return response
 
@@ -259,7 +259,7 @@ async def start(
 
 
 class SharedGateway:
-    """The gateway of all episodes that programs play on an event loop; runs from the first one to the loop's end."""
+    """The gateway of all episodes that programs play on an event loop. It runs from the first one to the loop's end."""
 
     _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
 
@@ -277,7 +277,7 @@ class SharedGateway:
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:
-            # with an empty context, since the task outlives the first episode
+            # use an empty context, since the task outlives the first episode
             shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
         await shared_result(shared._starting)
         return shared.gateway

@@ -1,4 +1,4 @@
-"""The session of an episode: answers each request at the place in the record that the request continues."""
+"""The session of an episode, which finds where each request continues the record, and answers it there."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SessionFacts:
         changed_calls: Number of calls that the client omitted, or sent back with the same id but other values, for
             instance with defaults filled in. The record keeps these calls as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record; at most 8.
-        refused: Numbers of requests that were answered with an error, by the error's code.
+        refused: Error code -> number of requests that were answered with this error.
         overridden: Name of a request field -> the first value that a client sent. The field has no effect, or the
             session sets another value. At most 64 fields are listed; a long value is cut to the beginning of its JSON.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
@@ -155,7 +155,7 @@ class Session:
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._replay: Replay | None = None
-        self._main_was_interrupted = False  # true once a turn with tools of the main conversation was interrupted
+        self._main_was_interrupted = False  # true once a main conversation's turn with tools was interrupted
         self._ended: Exception | None = None
 
     @property
@@ -239,7 +239,7 @@ class Session:
             self.observer.on_restart(main, self._replay.branch.history()[:kept_messages], replies)
 
     # ---------------------------------------------------------------------------
-    # A request: find its place, sample a turn there
+    # Answer a request
     # ---------------------------------------------------------------------------
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
@@ -362,7 +362,7 @@ class Session:
             is_other_fault = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
             if not client_params or is_other_fault or isinstance(e, EngineOverlongError):
                 raise
-            raise PromptError(f"a request in which the client sets {', '.join(client_params)} was refused: {e}") from e
+            raise PromptError(f"a request with the client's {', '.join(client_params)} was refused: {e}") from e
         finally:
             if not conversation.drop_new_branch() and branch.covered == end:
                 branch.client.messages = client_messages
@@ -422,7 +422,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters without those of the session; note the overridden ones."""
+        """Return a client's sampling parameters that the session allows; note the overridden ones."""
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
             if name == "stop":

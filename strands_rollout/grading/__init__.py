@@ -6,8 +6,8 @@ time linear in the text. `choices` grades multiple choice, and `ifeval` checks t
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
-normalization) and examples/strands_sglang. If slime would raise an error, the answer is wrong, and `error` of the
-grade has its text.
+normalization) and examples/strands_sglang. If slime would raise an error, the answer is wrong, and the grade's
+`error` has the text of that error.
 """
 
 import re
@@ -56,7 +56,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
 
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
-        label: A text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
+        label: A text, a number, or a list of alternatives, any of which is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
         is_cut: True if the text ends in the middle; see `extract_answer`.
 

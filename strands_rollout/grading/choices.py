@@ -33,8 +33,8 @@ _SECOND: Final = re.compile(
 def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     """Read the letter in an assistant's text and compare it with the label's letter, ignoring case.
 
-    In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts. A letter
-    before other words counts only if it is in parentheses or a mark follows it (see `letter_of`). "A and B",
+    A box takes precedence, then a JSON field, `Answer:`, and "the answer is"; the last of each kind counts. A letter
+    before other words counts only if it is in parentheses or before ")", "." or ":" (see `letter_of`). "A and B",
     "(A) and (B)", and a letter within a formula or word are not answers.
 
     Args:
@@ -54,7 +54,7 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
 
 
 def letter_of(answer: str) -> str:
-    r"""Return in upper case the letter at the start of an answer such as "C", "(C) 12 m", "c." or "\text{C}"; else "".
+    r"""Return the upper-case letter that begins an answer such as "C", "(C) 12 m", "c." or "\text{C}"; else "".
 
     Return "" also for two different letters, as in "(A) and (B)" or "A) or B)".
     """

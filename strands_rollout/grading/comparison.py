@@ -132,7 +132,7 @@ def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
 
 
 def _drop_bases(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """Drop the base, as in `101_2`, of both texts if the label has a base and the prediction has the same or none.
+    """Drop the bases, as in `101_2`, if the label has a base and the prediction has the same base or none.
 
     If only the prediction has a base and the label is a number, replace the prediction with its decimal value.
     """
@@ -166,7 +166,8 @@ def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) ->
     if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
-    # if the label without its names is still an equation, such as 2x = 42, only an equation equals it: compared above
+    # a label that is still an equation without its names, such as 2x = 42, equals only an equation, and equations were
+    # compared above
     if len(label_sides) != 1:
         return False
     sides = _sides_to_match(prediction.text, names)

@@ -1,4 +1,4 @@
-r"""Convert an answer, in LaTeX or as people type it, to a common notation, and parse it as a formula.
+r"""Convert an answer in LaTeX or plain text to a common notation, and parse it as a formula.
 
 The parser is strict: unknown notation is an error. A grader that skipped it would take `42 \ldots` for 42.
 """
@@ -114,7 +114,7 @@ class _Parser:
         self._tokens = [*tokens, ""]
         self._position = 0
         self._depth = 0
-        self._bars = 0  # open bars of absolute values in the innermost brackets
+        self._bars = 0  # number of open absolute-value bars in the innermost brackets
 
     @property
     def next(self) -> str:
@@ -168,7 +168,7 @@ class _Parser:
         return not is_end and (self.next in _CLOSING or self.next[-1:].isalpha())
 
     def _add_adjacent_factor(self, factors: list[Expression]) -> None:
-        """Parse a factor without "*" or "/", and append it; a fraction after a whole number makes a mixed number."""
+        """Append a factor that follows without "*" or "/"; a fraction after a whole number makes a mixed number."""
         is_fraction = self.next == r"\frac"
         right, left = self._power(), factors[-1]
         is_mixed = is_fraction and right.kind == "quotient" and all(part.kind == "number" for part in right.args)
@@ -570,7 +570,7 @@ class Notation:
 
     Attributes:
         text: The answer without delimiters, decoration, unit and final punctuation.
-        unit: The canonical name of the unit that stood with a number; "%" for a percentage, "" for none.
+        unit: The canonical name of the number's unit; "%" for a percentage, "" for none.
         is_text: True if something around the words was removed, such as a text macro or a phrase before the answer.
             Then words in `text` are not taken for products of letters.
     """
@@ -597,7 +597,7 @@ def notation_of(answer: str) -> Notation:
 
 
 def to_plain_latex(answer: str) -> str:
-    r"""Return the answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
+    r"""Return the answer as mostly ASCII LaTeX, without delimiters, decoration and spacing commands."""
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
     text = _UNICODE_FRACTION.sub(_fraction_to_latex, text)
     text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text).translate(_UNICODE)

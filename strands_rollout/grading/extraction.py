@@ -1,9 +1,9 @@
 r"""Find an assistant's text without reasoning, calls and tool output, and the answer in it.
 
 `spoken_text` and `last_assistant_text` rely on the markers of ChatML and of Qwen's and Hermes's tool use.
-`extract_answer` finds the last `\boxed{...}`, or else the last `Answer:` line. Without either, it accepts a sentence of
-another language than English in the last line, such as "la respuesta es 42". All functions take time linear in the
-text.
+`extract_answer` finds the last `\boxed{...}`, or else the last `Answer:` line. Without either, it accepts a
+sentence such as "la respuesta es 42" in the last line, in languages other than English. All functions take time linear
+in the text.
 """
 
 import re
@@ -33,12 +33,12 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the text of the last assistant turn, found in the decoded text of a whole response.
 
     Everything up to the last `</tool_response>` counts as tool output or as older text. So a tool's output can't pose
-    as the assistant, whatever markers it contains. There are two exceptions, which the text alone does not show. Tool
+    as the assistant, whatever markers it contains. There are two exceptions, which the text alone can't reveal. Tool
     output may contain a forged `</tool_response>` and be cut after it. A template may mark tool output differently. If
     the text of the last turn is known, pass it to `spoken_text` instead.
 
     Args:
-        response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
+        response: Decoded response tokens from the first assistant turn to the end, including control tokens.
         in_reasoning: True if the prompt opened `<think>` for the first assistant turn.
 
     Returns:
@@ -55,7 +55,7 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 
 
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
-    """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
+    """Return the stripped text of an assistant turn without reasoning, tool calls and invented tool results.
 
     Return "" if the reasoning never ends or the turn ends in a tool call. A call is a step, not an answer.
 

@@ -50,8 +50,8 @@ class Instructions:
         ids, kwargs = values.get("instruction_id_list"), values.get("kwargs")
         if not ids or not isinstance(ids, list) or not isinstance(kwargs, list) or len(ids) != len(kwargs):
             raise PromptError(
-                f"got a row whose metadata has {METADATA_KEY}: {found!r:.100}; expected a mapping with "
-                "instruction_id_list and as many kwargs, as data_prep/benchmark.py ifeval writes it"
+                f"the row's metadata has {METADATA_KEY}: {found!r:.100}; expected a mapping with instruction_id_list "
+                "and kwargs, two lists of equal length, as data_prep/benchmark.py ifeval writes it"
             )
         return cls(ids, kwargs)
 
@@ -73,7 +73,7 @@ class Instructions:
             )
 
     def followed(self, response: str, prompt: str) -> list[bool]:
-        """Return, for each instruction, whether the unchanged response follows it (IFEval's strict accuracy).
+        """Return whether the unchanged response follows each instruction (IFEval's strict accuracy).
 
         A response of more than `MAX_RESPONSE_CHARS` follows no instruction.
 

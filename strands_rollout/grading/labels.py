@@ -1,6 +1,6 @@
 r"""Find the answers that a label allows; describe labels that look like lists.
 
-A list holds alternatives, of which any is right. The printed text of a list holds alternatives too, because tables and
+A list holds alternatives, any of which is right. The printed text of a list holds alternatives too, because tables and
 JSON lines often contain this text instead of the list. Such texts are:
 
 - lists with an item in quotes, perhaps nested, as Python, pandas, NumPy and JSON write them: `['34', '35']`, `["34"]`,
@@ -141,7 +141,7 @@ def container_label(label: object) -> ContainerLabel | None:
         answers = [repr(answer)[:_SHOWN_CHARS] for answer in label_texts(text)]
         more = [f"{len(answers) - 3} more"] if len(answers) > 3 else []
         shown = " and ".join([*answers[:3], *more]) or "an empty list, which no answer equals"
-        rule = ", of which any is right" if len(answers) > 1 else ""
+        rule = ", any of which is right" if len(answers) > 1 else ""
         return ContainerLabel("alternatives", f"is the text of a list, read as {shown}{rule}")
     if _CONTAINER.match(text):
         meaning = "looks like the text of a list or mapping that can't be read: only the same text equals it"

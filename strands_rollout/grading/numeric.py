@@ -1,4 +1,4 @@
-r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
+r"""Compare formulas by computing them: exactly as fractions if possible, else to 160 digits.
 
 Variables get several sets of fixed values. Two formulas are equal if they agree to 75 digits for every set. A set
 counts only if both formulas have a value. Every step is bounded in size and the steps are counted, so no formula takes
@@ -28,9 +28,9 @@ _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
-_FRACTION_POINTS: Final = range(6)  # indices of the points at which variables are fractions
-_WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
-_MIN_POINTS: Final = 2  # minimum number of points at which both formulas must have a value
+_FRACTION_POINTS: Final = range(6)  # indices of the points where variables are fractions
+_WHOLE_POINTS: Final = range(6, 10)  # indices of the points where variables are whole numbers
+_MIN_POINTS: Final = 2  # minimum number of points where both formulas have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
 # denominators of variables' values; even, so that a negative number to the power of such a value is not real
 _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)
@@ -92,7 +92,7 @@ class Budget:
 
 
 def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
-    """Return whether two formulas have the same value at all tried points at which both have a value.
+    """Return whether two formulas have the same value at each tried point where both have a value.
 
     Formulas with variables need at least two such points. `log` without a base may be natural or decimal, but must
     be the same in both formulas.
@@ -111,7 +111,7 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
 
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positive_factor: bool = False) -> bool:
-    """Return whether one formula is the other times a constant other than 0 (if `positive_factor`, above 0).
+    """Return whether two formulas differ only by a constant factor that is not 0 (above 0 if `positive_factor`).
 
     For example, x - 2 and 2x - 4 are proportional. Formulas without variables, or with different variables, are not
     proportional. If `positive_factor`, neither are formulas with complex values, because complex numbers have no sign.
@@ -172,7 +172,7 @@ def _values_at_points(
 ) -> Iterator[tuple[Value, Value]]:
     """Yield the values of both formulas at each tried point where both have a value.
 
-    The variables are fractions; if these give no such point, as for (-1)^n, the variables are whole numbers.
+    The variables are fractions. If there is no such point with fractions, as for (-1)^n, they are whole numbers.
     """
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())

@@ -39,7 +39,7 @@ ANSWER_SENTENCE: Final = re.compile(
     rf"(?:^|[.!?;。\uFF01\uFF1F\uFF1B]){_MARKUP}*{_SO}(?:{'|'.join(_IS)}){_MARKUP}{{0,8}}[:\uFF1A]?{_MARKUP}*",
     re.IGNORECASE,
 )
-"""Beginning of a sentence that gives the answer, within a line, in a language other than English."""
+"""Words that begin a sentence such as "la respuesta es 42", in a language other than English. Match within a line."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
 """Words that introduce the answer and were extracted with it, as in "la respuesta es 42". Match it on NFKC text."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")

@@ -45,9 +45,9 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """Return a key of a date, a number in words or other words, so that equal answers have equal keys; else None.
+    """Return a key for a date, a number in words, or other words; None for any other text.
 
-    A single letter is not a word.
+    Equal answers have equal keys. A single letter is not a word.
     """
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
@@ -357,7 +357,7 @@ def _flatten_bare_list(key: Key) -> tuple[Key, ...]:
 
 
 def _split_items(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around the whole text, "" for none, and the items between its commas or semicolons.
+    """Return the brackets around the whole text ("" if there are none) and the items between commas or semicolons.
 
     A text with unbalanced brackets or an empty item is a single item without brackets.
     """

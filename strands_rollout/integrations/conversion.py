@@ -37,7 +37,7 @@ class FinishedEpisode:
         response_ids: Sampled tokens and the context between them, at least one.
         loss_mask: 1 for tokens to train on; all 0 if the sample is not trained.
         logprobs: The sample's logprobs; in samples of this package, 0.0 for context.
-        reward: The reward as a number; of a reward that is a dict, the number under `reward_key`.
+        reward: The reward as a number; if the reward is a dict, the number under `reward_key`.
         status: "completed", "truncated" or "failed".
         facts: The episode's facts; empty for a sample of another program.
     """
@@ -53,7 +53,7 @@ class FinishedEpisode:
 
     @property
     def is_trained(self) -> bool:
-        """Return whether the sample's reward counts in its group: it did not fail and was not removed."""
+        """True if the sample did not fail and was not removed, so that its reward counts in its group."""
         return self.status != "failed" and not self.sample.remove_sample
 
 
@@ -163,8 +163,8 @@ class SamplingNames:
             sglang_name = self.names[name]
             if converted is not None and sglang_params.setdefault(sglang_name, converted) != converted:
                 raise ConfigError(
-                    f"got {self.source}'s {name}={value!r} and, by another name, {sglang_params[sglang_name]!r} for "
-                    f"SGLang's {sglang_name}; remove one of them"
+                    f"got {self.source}'s {name}={value!r}, but another name sets SGLang's {sglang_name} to "
+                    f"{sglang_params[sglang_name]!r}; remove one of them"
                 )
         return sglang_params
 
@@ -283,4 +283,4 @@ TORCHRL: Final = SamplingNames(
         }
     ),
 )
-"""TorchRL's generate_kwargs (torchrl 0.14, torchrl/modules/llm/policies/common.py), and those of its vLLM wrapper."""
+"""TorchRL's generate_kwargs, including its vLLM wrapper's (torchrl 0.14, torchrl/modules/llm/policies/common.py)."""

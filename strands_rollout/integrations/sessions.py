@@ -81,7 +81,7 @@ def _new_model(tokenizer: PreTrainedTokenizerBase, base_url: str, **more: Any) -
 
 
 class SessionServer:
-    """The sessions of one gateway, and the HTTP routes by which their owner begins, reads and ends them.
+    """The sessions of one gateway, and the HTTP routes that let their owner begin, read and end them.
 
     Args:
         tokenizer: The policy's tokenizer.
@@ -112,7 +112,7 @@ class SessionServer:
         self._owner_key = owner_key
         self._idle_s = idle_s
         self._open: dict[str, _OpenSession] = {}
-        self._new_model()  # so that an unusable chat template raises its error here, not in the first session
+        self._new_model()  # if the chat template is unusable, fail here, not in the first session
 
     @property
     def has_owner_key(self) -> bool:

@@ -56,7 +56,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """The end of a name tells SkyRL whether to average or sum the values when it joins batches."""
+    """Return metrics. The end of a name tells SkyRL whether to average or sum the values when it joins batches."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]

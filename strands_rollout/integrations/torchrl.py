@@ -97,14 +97,14 @@ def _containers(
 def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHistory:
     """Return the conversation, split at ChatML's control tokens, so that no text of a message can forge a turn.
 
-    These control tokens are `<|im_start|>` and `<|im_end|>`. The roles are those of the rendered template (Qwen renders
+    These control tokens are `<|im_start|>` and `<|im_end|>`. The roles come from the rendered template (Qwen renders
     tool results as user messages). Tool calls stay in the assistant's content and have no field, since a template would
     render them twice. If the tokenizer or the prompt lacks `<|im_start|>`, the prompt is one user message and the
     response one assistant message.
     """
     start_id, end_id = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_START, _TURN_END))
     ids, prompt_length = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
-    # a control token that the policy sampled does not begin a turn
+    # a control token sampled by the policy does not begin a turn
     is_context = [True] * prompt_length + [not mask for mask in row.loss_mask]
     starts = [
         position
@@ -156,11 +156,11 @@ def to_tensordict(
     """Return a TensorDict of batch size [samples], one row per sample, in order; without samples, it has no keys.
 
     It has TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`) and `query`
-    (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
+    (the prompt's text; MCAdvantage groups by it); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
     `truncated` [samples, 1].
 
     `masks.all_assistant_mask` is True for the trained tokens of all turns: pass `masking_strategy="rlhf"` to losses.
-    `log_probs` are NaN for the other tokens, which the losses leave out. For a sample that is not trained, the mask is
+    `log_probs` are NaN for untrained tokens, which the losses leave out. For a sample that is not trained, the mask is
     False everywhere, and `compared_rewards` sets the reward.
 
     Args:

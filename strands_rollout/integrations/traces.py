@@ -150,7 +150,7 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """If `recorded` is None, the span starts when the last span in `before` ends, and takes `seconds` (None: 0)."""
+    """Return a span's start and end. If `recorded` is None, the span takes `seconds` (None: 0) after spans `before`."""
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
@@ -183,7 +183,7 @@ def _turn_attributes(
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": _PROVIDER,
-        # without max_new_tokens, which applies to the whole episode
+        # leave out max_new_tokens, which applies to the whole episode
         **{f"gen_ai.request.{name}": params.get(key) for key, name in _REQUEST_PARAMS.items()},
         "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
         "gen_ai.usage.input_tokens": start,
@@ -197,7 +197,7 @@ def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int |
     """Return the calls by the index of their turn in the sample; calls of an unknown turn have the key None.
 
     A call's id contains the number of its turn in the whole episode. If the episode has several segments, this number
-    does not tell to which turn of the sample the call belongs.
+    does not identify the call's turn in the sample.
     """
     is_whole = sample.facts.segments in (None, 1)
     by_turn: dict[int | None, list[Mapping[str, Any]]] = {}
@@ -291,7 +291,7 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
         "gen_ai.input.messages": _to_json_text(input_messages),
         "gen_ai.output.messages": _to_json_text([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
-        # an error that another program wrote may contain a URL with a password
+        # an error written by another program may contain a URL with a password
         "strands_rollout.error": mask_values(mask_text(facts.error), secrets) if facts.error is not None else None,
     }
 
@@ -378,7 +378,7 @@ def send_dump(
 
 
 class _Sender:
-    """Recorder of the spans of episodes; sends them in batches.
+    """Recorder of the spans of episodes, which sends them in batches.
 
     The SDK's batch processor is not used: it would drop spans when the collector is slow.
     """

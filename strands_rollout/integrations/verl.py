@@ -30,7 +30,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
     turns = facts.turns
-    if turns is None:  # not recorded by other programs: count the stretches of consecutive trained tokens
+    if turns is None:  # other programs don't record turns: count the stretches of consecutive trained tokens
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,
@@ -40,7 +40,7 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
         "routed_experts": None,
         "multi_modal_data": {},
         "reward_score": reward,
-        # as verl counts: the prompt, each turn of the policy, and the context between two turns
+        # verl counts the prompt, each turn of the policy, and the context between two turns
         "num_turns": 1 + max(0, 2 * turns - 1),
         "metrics": {
             "generate_sequences": facts.generate_s or 0.0,

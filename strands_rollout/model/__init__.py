@@ -1,1 +1,1 @@
-"""The token-in/token-out Strands model: samples conversations turn by turn, within budgets; records exact tokens."""
+"""The token-in/token-out Strands model, which samples turns within budgets and records exact tokens."""

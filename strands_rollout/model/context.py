@@ -23,10 +23,10 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
         PromptError: A message has content that can't be converted, such as a document; a user's image can't be read; or
             a tool's name contains a lone surrogate.
         TemplateError: The template refuses the messages or the tools, or does not show each image once.
-        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
+        ConfigError: Pillow or the processor is missing for a user's image, or the image's conversion fails.
     """
     branch.chat_tools = to_chat_tools(head.tools)
-    # a copy, since the caller may change its tool specifications
+    # copy the tools: the caller may change its tool specifications
     branch.head = Head(head.system, copy_content([*head.tools]))
     system = [{"role": "system", "content": head.system}] if head.system else []
     chat = [*system, *to_chat_messages(messages)]
@@ -42,21 +42,21 @@ async def turn_context(
 ) -> list[int]:
     """Return the ids of the messages after a branch's last answer; cut tool results that are too long.
 
-    If `remaining` has a limit, results without an image are cut, if need be to nothing, to leave `min_turn_tokens` for
-    the turn. Images in the messages are stored on the branch.
+    If `remaining` has a limit, results without an image are shortened or emptied to leave `min_turn_tokens` for the
+    turn. Images in the messages are stored on the branch.
 
     Raises:
         TrajectoryError: There is no message after the answer.
         PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
         TemplateError: The template refuses the messages, or does not show each image once.
-        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
+        ConfigError: Pillow or the processor is missing for a user's image, or the image's conversion fails.
     """
     branch = place.branch
     branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has no tools
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
-            "got no message after the policy's last answer; expected tool results or a user message to answer"
+            "the request has no message after the policy's last answer; expected tool results or a user message"
         )
     for message in chat:
         text = branch.calls.failure_texts.get(message.get("tool_call_id", ""))
@@ -98,7 +98,7 @@ def _fit_turn_ids(
     remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Return the ids of new messages; cut tool results, if need be to nothing, to leave `min_turn_tokens`."""
+    """Return the ids of new messages; shorten or empty tool results to leave `min_turn_tokens`."""
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
     tool_indices = [

@@ -339,7 +339,7 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
         length: Number of tokens of the request, with all tokens of each image.
 
     Raises:
-        EngineResponseError: The number of tokens that the engine read is not `length`.
+        EngineResponseError: The engine read another number of tokens than `length`.
         UnsendableTextError: The policy sampled the token of an image or another medium. slime's trainer fails on
             this token, since no image belongs to it.
     """
@@ -365,11 +365,11 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
     """Remove the images' bytes from new messages, read the images in a thread, and return them.
 
     If a tool's image can't be read, a text replaces the image. Otherwise, the policy could end its episode by a call
-    that returns such an image. If no other image is in the message, its content becomes a string.
+    that returns such an image. If the message has no other image, its content becomes a string.
 
     Raises:
         PromptError: A user's image can't be read.
-        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
+        ConfigError: Pillow or the processor is missing for a user's image, or the image's conversion fails.
     """
     found: list[ReadImage] = []
     for message in chat:

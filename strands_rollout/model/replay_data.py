@@ -18,7 +18,7 @@ RETURN_EXPERTS: Final = "return_routed_experts"
 EXPERTS: Final = "routed_experts"
 EXPERTS_START: Final = "routed_experts_start_len"
 _RETURN_TOP_P: Final = "return_top_p_token_ids"
-# the fields of an answer in which slime 0.3 looks for the kept ids
+# slime 0.3 looks for the kept ids in these fields of an answer
 _TOP_P_KEYS: Final = ("top_p_token_ids", "top_p_kept_token_ids")
 _INT32_BYTES: Final = 4
 
@@ -42,7 +42,7 @@ def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, 
 def missing_replay_data(
     extra: Mapping[str, Any], sampling_params: Mapping[str, Any], meta_info: Mapping[str, Any]
 ) -> str | None:
-    """Return which requested replay data an answer lacks, and the remedy, as text; None if nothing is missing."""
+    """Return a text that names the missing replay data of an answer and the remedy; None if nothing is missing."""
     if extra.get(RETURN_EXPERTS) and meta_info.get(EXPERTS) is None:
         return (
             "lacks the routed experts that the request asked for; start SGLang with --enable-return-routed-experts, "

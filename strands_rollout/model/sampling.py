@@ -33,10 +33,10 @@ RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[st
 """Returns a context manager around a request, given the request's `max_new_tokens` (None if it has no limit). If the
 manager yields a function, the function is called with the answer's `meta_info`."""
 
-# sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
+# sampling parameters that constrain a turn by a grammar; SGLang begins the grammar anew in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# number of tokens at the end of an aborted turn that are searched for a stop string
+# how many tokens at the end of an aborted turn to search for a stop string
 _STOP_TAIL_TOKENS: Final = 64
 
 
@@ -109,7 +109,7 @@ class SamplingRequest:
         context_ids: New context tokens; empty if the trajectory's last turn is open.
         images: Images in the context.
         control: The episode's control. Once the rollout is aborted, no request is sent, and no aborted turn is
-            continued. Otherwise, a turn that the engine aborted is continued only with `config["continue_aborted"]`.
+            continued. Otherwise, a turn aborted by the engine is continued only with `config["continue_aborted"]`.
         span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
@@ -125,7 +125,7 @@ class SamplingRequest:
 
 
 class TurnSampler:
-    """Sampler of one conversation's turns; remembers the engine's context length.
+    """Sampler of one conversation's turns, which remembers the engine's context length.
 
     Args:
         vocab_size: Token ids in contexts and parameters must be below this number.
@@ -341,8 +341,8 @@ class TurnSampler:
         if largest >= self._vocab_size:
             raise errors.TrajectoryError(
                 f"got the token id {largest} at position {ids.index(largest)} of the new context; expected ids below "
-                f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Check that the "
-                "tokenizer is that of the served model"
+                f"the vocabulary size {self._vocab_size}: other ids would kill the server. Check that the tokenizer "
+                "belongs to the served model"
             )
 
     def _check_params(self, params: Mapping[str, Any]) -> None:
@@ -551,7 +551,7 @@ def turn_allowance(
         remaining: The tokens left before the new context.
         context_length: Number of new context tokens of this request; in the first turn, of the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
-        turn_so_far: Number of tokens that were sampled of this turn before it was aborted; 0 for a new turn.
+        turn_so_far: Number of tokens of this turn that were sampled before an abort; 0 for a new turn.
         turn_cap: `max_new_tokens` of the sampling parameters, which also limits one turn; None for no such limit.
 
     Raises:

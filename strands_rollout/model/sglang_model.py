@@ -63,8 +63,8 @@ class SGLangModel(Model):
         base_url: URL of the server or router. On an event loop, models with the same URL, `vocab_size` and
             `engine_patience_s` share a connection pool.
         client: An `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`, instead of `base_url`.
-        tool_parser: Name of a registered parser; "auto" for the parser of the format in which the template writes
-            calls; or a parser object.
+        tool_parser: Name of a registered parser; "auto" for the parser of the template's tool-call format; or a parser
+            object.
         sampling_params: SGLang's sampling parameters. `max_new_tokens` limits one turn.
         enable_thinking: Argument of the chat template, if given; takes precedence over `chat_template_kwargs`.
         chat_template_kwargs: Further arguments of the chat template.
@@ -73,9 +73,8 @@ class SGLangModel(Model):
         model_id: Name for traces and logs.
         context_window_limit: Maximum context in tokens; None for the server's context length. A smaller context length
             of the server takes precedence.
-        vocab_size: Number of ids that the served model knows. If None, new context is checked against the tokenizer's
-            size, and sampled ids are not checked. An `SGLangClient` also checks all ids against its own `vocab_size`,
-            if set.
+        vocab_size: Vocabulary size of the served model. If None, new context is checked against the tokenizer's size,
+            and sampled ids are not checked. An `SGLangClient` also checks all ids against its own `vocab_size`, if set.
         headers: Headers of each generation request and of its abort, such as a routing key.
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
         continue_aborted: If the engine aborts a turn, for example for a weight update, continue the turn from its own
@@ -91,12 +90,12 @@ class SGLangModel(Model):
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
             records a conversation for each agent. Strands usually passes the calling agent; if it does not, agents are
             distinguished by their histories. Agents other than the main agent may rewrite their histories.
-        transient_context: What happens after a request with a transient text, such as a plugin's reminder, which the
-            agent's history lacks: "segment" treats the next request as a rewrite of the history, see
-            `on_rewritten_history`; "keep" leaves the text in the tokens, and continues after it.
+        transient_context: What happens after a request with a transient text. Such a text, for example a plugin's
+            reminder, is not in the agent's history. "segment" treats the next request as a rewrite of the history (see
+            `on_rewritten_history`). "keep" leaves the text in the tokens, and continues after it.
         processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id. A folder
             or hub id is loaded when the first image comes.
-        engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
+        engine_patience_s: How long to retry requests to an unreachable, busy or failing engine, in seconds. An
             `SGLangClient` given as `client` has its own patience.
 
     Attributes:
@@ -247,9 +246,9 @@ class SGLangModel(Model):
         *,
         only_grew: bool = False,
     ) -> Answer:
-        """Sample one turn for an agent at the request's place in the record, and return the answer.
+        """Sample one turn for an agent, record it, and return the answer.
 
-        A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
+        A turn sampled by an earlier attempt is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
             TrajectoryError: The main agent's request rewrites the history (with `on_rewritten_history` "error").
@@ -262,7 +261,7 @@ class SGLangModel(Model):
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
             EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn and
-                `continue_aborted` is False. The trajectory has the tokens from which the turn can be continued.
+                `continue_aborted` is False. The trajectory has the turn's sampled tokens, to continue the turn later.
             EngineError: The engine failed. The failed request does not change the trajectory.
             ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """
@@ -304,7 +303,7 @@ class SGLangModel(Model):
             return None
         if recorded[count]["role"] != "assistant":
             raise ReplayError(
-                f"the request ends with message {count - 1}, after which the aborted attempt sent another message"
+                f"the request ends with message {count - 1}, but the aborted attempt sent another message after it"
             )
         message = {"role": "assistant", "content": copy_content(recorded[count]["content"])}
         is_call = any("toolUse" in block for block in message["content"])
@@ -319,11 +318,11 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """Sample and parse a turn, or the rest of the open turn, at a place in the record; for errors, see `answer`.
+        """Sample and parse a turn, or the rest of the open turn, on the branch of `place`; for errors, see `answer`.
 
         Args:
-            conversation: The conversation that `Record.enter` returned for the place.
-            place: The place in the record.
+            conversation: The result of `Record.enter` for `place`.
+            place: The branch to extend or to begin.
             head: The system prompt and the tools.
             params: Sampling parameters of this turn, which override the model's.
             request: The agent's request, whose messages may have transient texts; None if no agent sent the request.
@@ -355,7 +354,7 @@ class SGLangModel(Model):
         )
         tokens_before = len(trajectory.token_ids)
         number = conversation.turn_count - 1 if continues_turn else conversation.turn_count  # from 0
-        # called before sampling: the agent's history may grow while the turn is sampled
+        # call this before sampling: the agent's history may grow while the turn is sampled
         without_transient = {} if request is None else request.without_transient(branch.covered, read)
         try:
             turn = f"{conversation.number}/{number}" if conversation.number else number
@@ -381,7 +380,7 @@ class SGLangModel(Model):
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """If the tool-call format needs schemas, bind the conversation's parser to those of `tool_specs`.
+        """Bind the conversation's parser to the schemas in `tool_specs`, if the tool-call format needs schemas.
 
         Resumed turns, which were parsed without schemas, are then parsed again. Do nothing if the conversation already
         has a parser or there are no tools.
@@ -514,7 +513,7 @@ class SGLangModel(Model):
 
     @property
     def sent_at(self) -> float | None:
-        """Time at which the newest in-flight request was sent, by `time.monotonic`; None if none is in flight."""
+        """Send time of the newest in-flight request, by `time.monotonic`; None if none is in flight."""
         flights = [self._sampler(conversation).flight for conversation in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 

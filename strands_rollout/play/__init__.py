@@ -1,1 +1,1 @@
-"""Plays rows through `generate` and `reward_func` without slime, on a running engine or the embedded engine."""
+"""Play rows through `generate` and `reward_func` without slime, on a running engine or the embedded engine."""

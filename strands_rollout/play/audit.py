@@ -53,7 +53,7 @@ class WireRecorder:
     """A proxy in front of the engine; it records each `/generate` request and its answer.
 
     Attributes:
-        url: The URL at which the proxy listens.
+        url: The proxy's URL.
         episodes: The exchanges of each episode in the order of requests, by routing key; "" for requests without a key.
     """
 
@@ -165,7 +165,8 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
     In an episode with images, the engine reads more tokens than the requests have, since it expands the images. The
-    second and the third rule are then replaced by: the sample's trained ids and logprobs equal those of the answers.
+    rules about the sample and about the tokens read are then replaced by this rule: the sample's trained ids and
+    logprobs equal the ids and logprobs of the answers.
     """
     return [*_extension_violations(exchanges), *_sample_violations(exchanges, sample)]
 

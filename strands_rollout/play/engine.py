@@ -100,7 +100,7 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Return the isolation of a setting's executor, which is known only for a local executor; else "unknown".
+    """Return the isolation of the executor in a setting; "unknown" unless the executor is local.
 
     A local executor is started for this, before episodes need it.
 
@@ -130,7 +130,7 @@ async def load_settings(
 def shipped_model_note(
     settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
 ) -> str | None:
-    """Return a note if the shipped model plays an agent unlike that of its training; else None."""
+    """Return a note if the shipped model plays another agent than in its training; else None."""
     defaults, names = (
         RolloutSettings(),
         ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),

@@ -199,7 +199,7 @@ class Sampling:
     Attributes:
         samples: Episodes of each problem.
         max_new_tokens: Budget of a whole response, including tool results.
-        extra: More parameters by SGLang's names, which override the others.
+        extra: Additional parameters by SGLang's names; they override the other parameters.
     """
 
     samples: Annotated[
@@ -291,7 +291,7 @@ class EvalOptions:
         ),
     ] = None
     seed: Annotated[
-        int | None, Option(help="Seed from which each sample's sampling seed is derived. Default: none.")
+        int | None, Option(help="Seed of the run; each sample derives its sampling seed from it. Default: none.")
     ] = None
     limit: Annotated[int | None, Option(help="Maximum number of problems per data set. Default: all.", min=1)] = None
     ks: Sequence[int] | None = None
@@ -318,7 +318,7 @@ Decay: TypeAlias = Literal["linear", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """Settings of the optimizer steps on a batch of samples, each with slime's option of the same meaning, if any.
+    """Settings of the optimizer steps on a batch of samples, with slime's option for each setting, if there is one.
 
     Attributes:
         decay: slime's `--lr-decay-style`.
@@ -331,7 +331,7 @@ class UpdateSettings:
             give the weights. If None, the ratios use the rollout's logprobs; slime's `--use-rollout-logprobs`.
         kl: slime's `--kl-loss-coef`.
         entropy: slime's `--entropy-coef`.
-        temperature: Temperature at which the tokens were sampled.
+        temperature: Sampling temperature of the tokens.
         max_grad_norm: Maximum norm of gradients; larger gradients are scaled down.
     """
 

@@ -61,13 +61,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Player of samples on an engine; also grades and checks the samples. Created by `open_player`.
+    """Player of samples on an engine, which also grades and checks the samples. Created by `open_player`.
 
     Attributes:
         args: slime's args, with the address of the engine or of the recorder.
         tokenizer: The served model's tokenizer.
         recorder: The recording proxy; None if requests go to the engine directly.
-        audited: See `open_player`, also for the attributes below.
+        audited: See `open_player`, also for `evaluation`, `generate` and `reward`.
     """
 
     args: SimpleNamespace
@@ -91,7 +91,7 @@ class Player:
         main, *siblings = returned if isinstance(returned, list) else [returned]
         if main.status is not Sample.Status.ABORTED:
             await self.grade(main, *siblings)
-        # popped, since the recorder would otherwise keep the tokens of the whole run
+        # pop the exchanges: the recorder would otherwise keep the tokens of the whole run
         exchanges = self.recorder.episodes.pop(str(main.session_id), []) if self.recorder else []
         if not self.audited:
             return Outcome(main, [], [], siblings)
@@ -161,7 +161,7 @@ async def open_player(
         router_url = url if recorder is None else parse_base_url(recorder.url)
         args = _slime_args(router_url, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
-        stack.callback(end_mcp_connections)  # else an MCP server that does not answer delays Ctrl-C
+        stack.callback(end_mcp_connections)  # else an unresponsive MCP server delays Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 

@@ -204,7 +204,7 @@ def _parse_row(
         else f"expected a JSON object like {example}"
     )
     try:
-        # with the same parser as slime; others, such as orjson, don't read integers above 64 bits exactly
+        # use slime's parser: other parsers, such as orjson, don't read integers above 64 bits exactly
         value = json.loads(found.decode()) if isinstance(found, bytes) else found
         if isinstance(found, bytes) and rb"\u" in found:
             json.dumps(value, ensure_ascii=False).encode()  # refuse half a surrogate pair, which is not valid text

@@ -1,1 +1,1 @@
-"""Chat templates: messages to token ids, token-exactly and append-only."""
+"""Token-exact, append-only conversion of messages to token ids with chat templates."""

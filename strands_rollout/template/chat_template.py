@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
-# by tokenizer, then by template and its arguments. Each sample builds a ChatTemplate, on the event loop, so building
+# tokenizer -> template and its arguments -> state. Each sample builds a ChatTemplate on the event loop, so building
 # one must be fast
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
 # limits of the caches: number of prompts (the samples of a group share one), tokens of a cached prompt, number of turn
@@ -82,7 +82,7 @@ _TEXTS: Final = (
 
 @dataclass(slots=True)
 class _SharedState:
-    """Results of the probe, and caches; shared by `ChatTemplate`s of the same tokenizer, template and arguments."""
+    """Probe results and caches, shared by all `ChatTemplate`s of the same tokenizer, template and arguments."""
 
     probed: ProbedTemplate
     end_of_turn_id: int
@@ -104,8 +104,8 @@ class ChatTemplate:
         end_ids: Both end tokens.
         opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         example_call: An example of a call as the template writes it.
-        processor: Converts images to tokens: the model's Hugging Face processor, or the folder or hub id to load it
-            from when the first image comes. None to refuse images.
+        processor: The model's Hugging Face processor, which converts images to tokens; or the folder or hub id to load
+            it from at the first image. None to refuse images.
     """
 
     processor: Any = None
@@ -119,7 +119,7 @@ class ChatTemplate:
 
         Raises:
             TemplateError: The tokenizer is not a fast tokenizer, has no template, or does not keep control tokens and
-                text apart; or the template, even without tools and system messages, fails or is not append-only. If
+                text apart; or the template fails or is not append-only even without tools and system messages. If
                 tokens differ, the message names the first differing token.
         """
         self._tokenizer = tokenizer
@@ -161,7 +161,7 @@ class ChatTemplate:
     def prompt_ids(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Return the ids of a whole conversation and of the generation prompt after it.
 
-        The ids equal those of `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, with one exception.
+        The ids equal `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, with one exception.
         Text of messages and tools never becomes a control token, except for reasoning tags in an assistant's content.
 
         Raises:
@@ -236,7 +236,7 @@ class ChatTemplate:
         return last[1][1:] if last_id == last[1][0] else list(last[1])
 
     def looks_rendered(self, text: str) -> bool:
-        """Return whether a text looks as if this template rendered it: it has the same opening, and a turn's end."""
+        """Return whether a text looks rendered by this template: it begins like a prompt, and has the end of a turn."""
         opening = self._shared.opening
         return opening is not None and text.lstrip().startswith(opening) and self._shared.probed.ends.answer in text
 

@@ -2,7 +2,7 @@
 
 All content that a policy can read is kept; tool results come first in their message, in the order of their calls.
 Content with images becomes a list of parts, as templates of vision-language models expect; other content becomes a
-string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result. The result has only
+string. `normalize_tool_result` converts any return value of a tool to a Strands tool result. The result has only
 values that later steps can copy, compare, save and show: plain JSON values and the bytes of images.
 """
 
@@ -41,7 +41,7 @@ def to_chat_messages(
     *,
     answered: Mapping[str, Any] | None = None,
 ) -> list[ChatMessage]:
-    """Convert Strands messages, in order; each tool result becomes a tool message, in the order of the calls.
+    """Convert Strands messages; each tool result becomes a tool message, in the order of the calls.
 
     Args:
         messages: Strands messages (`role` user or assistant, `content` a list of blocks).
@@ -49,8 +49,8 @@ def to_chat_messages(
         answered: The assistant's message before `messages`, if the first messages may have results of its calls.
 
     Returns:
-        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. If a message has no
-        blocks, its content becomes an empty string (a user's message) or Strands' "[blank text]" (an assistant's).
+        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. The content of a
+        message without blocks becomes an empty string for a user, and Strands' "[blank text]" for an assistant.
 
     Raises:
         PromptError: A block can't be converted, such as a document, a video, or an image in an assistant's message.
@@ -151,8 +151,8 @@ def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Ma
     """Convert a message's tool results, in the order of their calls; remove the answered calls from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
-    templates show no ids. Results with the same id keep their order. A result whose id no call has is assigned to a
-    call without a result, if any, and gets that call's id.
+    templates show no ids. Results with the same id keep their order. If a result's id matches no call, the result is
+    assigned to a call without a result, if there is one, and gets that call's id.
     """
     if not results:
         return []
@@ -221,7 +221,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
 
 
 def _clean_texts(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
-    """Replace or drop blank texts as Strands does before it calls a model, for models that are called directly."""
+    """Replace or drop blank texts. Strands does this before it calls a model, but not if a model is called directly."""
     if not content:
         return [_BLANK]
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
@@ -280,12 +280,12 @@ _STATUSES: Final = ("success", "error")
 
 
 def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
-    """Convert the value that a tool returned to a Strands tool result with the id of its call.
+    """Convert a tool's return value to a Strands tool result with the id of the call.
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
     unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too, as
-    does a block of an unknown kind. A value that can't be shown to the policy becomes an error with the reason. Such a
-    value can't be converted, or has a block with a document, a video, or an image without bytes.
+    does a block of an unknown kind. A value that can't be shown to the policy becomes an error with the reason. This
+    happens if it can't be converted, or has a block with a document, a video, or an image without bytes.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text

@@ -28,7 +28,7 @@ _FUNCTION: Final = {"name": "probe", "description": "probed-tool-description", "
 TOOLS: Final[list[dict[str, Any]]] = [{"type": "function", "function": _FUNCTION}]
 _TAG: Final = re.compile(r"<[^<>]*>|\[[^\[\]\s]*\]")
 _CLOSING: Final = re.compile(r"\W*/|\W*(?:end|close)|<[^|]*\|>", re.IGNORECASE)
-# the parts in which a closing tag differs from its opening tag
+# the parts that differ between an opening tag and its closing tag
 _SIDES: Final = re.compile(r"start|end|open|close|[\W_]")
 _SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
@@ -130,7 +130,7 @@ def check_append_only(
     Args:
         template: Renders whole conversations.
         turns: Renders new messages.
-        kind: Name of the conversation for errors.
+        kind: Name of the conversation in error messages.
         conversation: For each answer of the assistant, the new messages before it.
         tools: The tools' specifications.
         with_system: Begin with a system message.
@@ -203,11 +203,11 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 
 
 def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
-    """Return whether `later` lacks only the text in `grown` with which the generation prompt opens a turn.
+    """Return whether `later` lacks only text that the generation prompt adds to `grown` to open a turn.
 
     That text follows the turn's header, if there is a header, and begins with a tag. `grown` is the prompt of a turn,
-    `bare` the same without the generation prompt. `later` is the later rendering of the same messages, up to the next
-    turn's text.
+    and `bare` is `grown` without the generation prompt. `later` is the later rendering of the same messages, up to the
+    next turn's text.
     """
     at = _find_departure(grown, later)
     left, is_replaced = grown[at:], _TAG.search(later, at) is not None
@@ -226,7 +226,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
 
 
 def _find_departure(prompt: str, turn: str) -> int:
-    """Return the first index at which `turn` differs from `prompt`, or the start of a tag around that index."""
+    """Return the first index where `turn` differs from `prompt`, or the start of a tag around that index."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -309,8 +309,8 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
 def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
     """Return whether the generation prompt ends inside reasoning, and the text between the prompt and an answer's text.
 
-    The prompt ends inside reasoning if it opens a tag that a written turn does not leave open. In such a turn, the
-    template either closes the tag before the turn's text or leaves the tag out.
+    The prompt ends inside reasoning if it opens a tag that is not open in a rendered turn: there, the template either
+    closes the tag before the turn's text or leaves the tag out.
     """
     question = "probed-question"
     prompt = template.render([user(question)]).rpartition(question)[2]
@@ -509,7 +509,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
 def _own_control_tokens(
     template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
-    """Return those control tokens after the last mark that belong to a conversation's last turn, not to what follows.
+    """Return the control tokens after the last mark that still belong to a conversation's last turn.
 
     `followed` is the text after the last mark in a rendering with further messages.
     """
@@ -525,7 +525,7 @@ def _closes_turns(template: TemplateRenderer) -> bool:
     """Return whether turns end with control tokens of their own, not with the token that opens the next part."""
     turn = [user("question"), assistant(0)]
     prompted, alone = (template.render(turn, generation_prompt=is_prompted) for is_prompted in (True, False))
-    # the two are equal if the template always adds a generation prompt
+    # `prompted` equals `alone` if the template always adds a generation prompt
     return prompted != alone and bool(_control_tokens(template, alone.partition(mark(0))[2]))
 
 

@@ -1,9 +1,9 @@
-"""Render messages with a tokenizer's chat template, with control tokens escaped in the messages' own text.
+"""Render messages with a tokenizer's chat template; escape control tokens in the messages' own text.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text from the end of the policy's turn
 through the next generation prompt. `TurnRenderer` renders the new messages after a short conversation that ends with a
-placeholder for the policy's turn. The placeholder has as many calls, with the same names and ids, but other text. Thus
-the template never rewrites the policy's turns, which stay as they were sampled.
+placeholder for the policy's turn. The placeholder has a call for each tool result, with its name and id, but other
+text. Thus the template never rewrites the policy's turns, which stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TemplateRenderer:
 
     Attributes:
         encoder: The tokenizer's encoder, which escapes texts and encodes rendered texts.
-        source: The template, unaffected by later changes of the tokenizer: a text, or a mapping of names to templates.
-            The argument `chat_template` may be the name of a template of this package.
+        source: The template: a text, or a mapping of names to templates. Later changes of the tokenizer don't affect
+            it. The argument `chat_template` may be the name of a template of this package.
         kwargs: Arguments for each rendering.
     """
 
@@ -214,7 +214,7 @@ def _read_shipped(name: str) -> str:
 
 
 def template_advice(source: object = "") -> str:
-    """Return the advice to use another chat template; name one of this package's if it can replace `source`.
+    """Return advice to use another chat template; name a template of this package if one can replace `source`.
 
     Args:
         source: The chat template in use; "" to name no template.
@@ -247,7 +247,7 @@ def _as_object(arguments: object) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """The control tokens, as texts, with which a template ends the assistant's turns.
+    """Texts of the control tokens that end the assistant's turns in a template.
 
     Attributes:
         answer: Ends a turn without calls, before a user turn.

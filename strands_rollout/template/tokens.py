@@ -1,15 +1,15 @@
-"""Encode and decode text, with control tokens from trusted text only; truncate texts; measure drift.
+"""Encode and decode text so that only trusted text yields control tokens; truncate texts; measure drift.
 
 Untrusted text is escaped before a template sees it. After rendering, the text is unescaped, and encoded by a copy of
 the tokenizer that has no added tokens.
 
-To measure drift, each turn is decoded, and its text is encoded again. Drift is the number of sampled tokens that differ
-then. Each turn is measured separately, including control tokens. A sampled control token encodes to itself. Ordinary
+To measure drift, each turn is decoded, and its text is encoded again. Drift is the number of sampled tokens that this
+changes. Each turn is measured separately, with its control tokens. A sampled control token encodes to itself. Ordinary
 tokens that spell a control token count as drift, since they would be encoded to that token.
 
 A sampled token counts as equal if the new encoding has the same token at the same position in the text. A token also
-counts as equal if both token sequences are the same from this token to their ends. Positions are counted in characters
-(and bytes of an incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text (Unicode
+counts as equal if both token sequences are the same from this token to their ends. Positions are counted in characters,
+with U+FFFD for broken UTF-8, and in bytes within an incomplete character. If encoding changes the text (Unicode
 normalization), a re-encoded token has the position of its source text. The time is linear in the number of tokens.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 LONG_TEXT_CHARS: Final = 10_000
-"""Texts of at least this length are encoded in a thread; encoding this many characters takes 3 ms (digits: 8 ms)."""
+"""Texts of at least this length are encoded in a thread; encoding this many characters takes 3 ms (8 ms for digits)."""
 # An escaped text is a mark and a number. The mark's first character occurs nowhere else in the mark or the number, so
 # that no mark begins inside another. Decimal digits survive what templates do with texts (JSON, Python's repr, upper
 # case, stripping). If a control token begins or ends with a digit, private-use characters replace the digits.
@@ -43,31 +43,31 @@ _EMPTY: Final = ""
 # characters that templates may add around a word, remove from it, or replace in it
 _NON_WORD_CHARS: Final = re.compile(r"[\W_]+")
 _LONGEST_WORD: Final = 64
-# byte-level BPE writes printable Latin-1 as itself, and the other bytes, in order, as characters from U+0100 on
+# byte-level BPE writes a printable Latin-1 byte as itself; the other bytes become the characters from U+0100 on
 _PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHER_BYTES: Final = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTE_OF: Final = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + at): byte for at, byte in enumerate(_OTHER_BYTES)
 }
 _CHARS_PER_TOKEN: Final = 16
-# a part of a text may have more tokens at its end than the whole text has there
+# a truncated text may have more tokens near the cut than the same passage of the whole text
 _SPARE_TOKENS: Final = 64
 
 
 class TokenEncoder:
-    """Encoder of rendered templates: splits them at control tokens, and encodes each text between them as a whole.
+    """Encoder of rendered templates, which encodes each text between control tokens as a whole.
 
-    Make one encoder per tokenizer, since its decoder caches tokens. An encoder is thread-safe.
+    Make one encoder per tokenizer, since an encoder caches decoded tokens. An encoder is thread-safe.
 
     Attributes:
         control_ids: Text -> id of each control token.
         decode: Ids -> text, including control tokens; see `ByteDecoder.decode`.
         keeps_white_space: True if no control token swallows the white space next to it.
-        tag_pairs: Pairs of control tokens, as texts, that open and close a part, such as ("<think>", "</think>").
+        tag_pairs: Texts of each pair of control tokens that open and close a part, such as ("<think>", "</think>").
 
     Raises:
-        TemplateError: The tokenizer is not a fast tokenizer, or its vocabulary encodes a control token's text, as
-            ordinary text, to a control token.
+        TemplateError: The tokenizer is not a fast tokenizer, or encodes a control token's text to a control token even
+            without its added tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -82,9 +82,8 @@ class TokenEncoder:
         self._control_id_set = frozenset(added)
         self._plain = Tokenizer(backend.model)  # shares the vocabulary, so this is fast
         self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-        if (
-            getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first"
-        ):  # the tokenizer does not treat a text after a control token as the first
+        # the tokenizer prepends no space to a text after a control token
+        if getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first":
             self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
                 backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
             )
@@ -97,8 +96,8 @@ class TokenEncoder:
             if leaked := self._control_id_set.intersection(self.encode_plain(text)):
                 raise TemplateError(
                     f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
-                    f"{min(leaked)}; expected it to be split: otherwise tool output could forge control tokens. Use a "
-                    "tokenizer whose control tokens are added tokens only"
+                    f"{min(leaked)}; expected ordinary tokens, since tool output could otherwise forge control tokens. "
+                    "Use a tokenizer whose control tokens are added tokens only"
                 )
 
     @cached_property
@@ -110,8 +109,8 @@ class TokenEncoder:
         """Hide the texts of control tokens in untrusted text; ordinary text is returned unchanged.
 
         Different texts have different escaped forms. An empty escape is put next to a text that could begin or end a
-        control token. Otherwise, the template's own text or another text could complete the token. Tokens that begin or
-        end with a letter, a digit or a space don't count here: many ordinary texts begin or end so.
+        control token. Otherwise, the template's own text or another text could complete the token. This is not done for
+        tokens that begin or end with a letter, a digit or a space, since many ordinary texts do, too.
 
         Args:
             text: Untrusted text.
@@ -129,16 +128,16 @@ class TokenEncoder:
         return escaped
 
     def escape_number(self, number: int) -> int:
-        """Escape a number: `unescape` turns the result's digits into those of `number`, even if they look escaped."""
+        """Escape a number, so that `unescape` restores its digits even if they look like an escaped text."""
         if -_SMALLEST_MARKED < number < _SMALLEST_MARKED:
             return number
         try:
             return int(self.escape(str(number)))
-        except ValueError:  # too long for Python to write, or marks are not digits
+        except ValueError:  # the number is too long for `str`, or the marks are not digits
             return number
 
     def tokens_of_word(self, text: str) -> Collection[str]:
-        """Return the control tokens that consist of a word and signs around it, such as "</think>" for "think"."""
+        """Return the control tokens that consist of the word `text` and signs, such as "</think>" for "think"."""
         if len(text) > _LONGEST_WORD or text in self._codes:  # too long for a word, or hidden by `escape` anyway
             return ()
         word = (text if text.isalnum() else _NON_WORD_CHARS.sub("", text)).casefold()
@@ -209,7 +208,7 @@ class TokenEncoder:
         self._parts_of_escapables = (*sorted(edges), mark)
         self.tag_pairs = [(_opening_tag(text), text) for text in controls]
         self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] != pair[1] and pair[0] in self.control_ids]
-        # longest first: a token must be matched before a shorter token that it begins with
+        # `controls` has long tokens first, so that a token is matched before a shorter one at its beginning
         escapable = [mark, *controls]
         width = len(f"{len(escapable):o}")
         self._codes = {
@@ -218,7 +217,7 @@ class TokenEncoder:
         self._escaped = {code: text for text, code in self._codes.items()}
         self._escape_pattern = re.compile("|".join(map(re.escape, escapable)))
         self._unescape_pattern = re.compile(f"{mark}[{alphabet[:8]}]{{{width}}}")
-        # without tokens that begin or end with a letter, a digit or a space: many ordinary texts begin or end so
+        # leave out tokens that begin or end with a letter, a digit or a space, as many ordinary texts do
         framed = [text for text in controls if not any(c.isalnum() or c.isspace() for c in (text[0], text[-1]))]
         self._first_signs, self._last_signs = {text[0] for text in framed}, {text[-1] for text in framed}
         self._token_begins = {text[:length] for text in framed for length in range(1, len(text))}
@@ -265,7 +264,7 @@ class ByteDecoder:
         self._bytes_of = _TokenBytes(tokenizer).__getitem__ if is_byte_level else None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids, including control tokens; broken UTF-8 becomes U+FFFD, and unknown ids become nothing."""
+        """Decode ids, including control tokens; broken UTF-8 becomes U+FFFD, and unknown ids are skipped."""
         if self._bytes_of is None:
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         return b"".join(map(self._bytes_of, ids)).decode("utf-8", "replace")
@@ -314,7 +313,7 @@ def clearly_exceed(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder)
 
 
 def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
-    """Truncate a text to about `max_tokens` tokens: its head and tail, half each, with a marker between them.
+    """Truncate a text to about `max_tokens` tokens: keep as much of its head as of its tail, with a marker between.
 
     A text with at most `max_tokens` tokens is returned unchanged. The result may exceed `max_tokens` by a few tokens,
     since the text next to the marker is tokenized differently. If the marker alone has more than `max_tokens` tokens,
@@ -370,7 +369,7 @@ class Drift:
 
     Attributes:
         sampled_tokens: Number of tokens that were compared, at least 1.
-        drift_tokens: Number of compared tokens that would differ.
+        drift_tokens: Number of these tokens that would change if their text were encoded again.
     """
 
     sampled_tokens: int
@@ -378,7 +377,7 @@ class Drift:
 
     @property
     def share(self) -> float:
-        """Fraction of sampled tokens that would differ, 0 to 1."""
+        """Fraction of sampled tokens that would change, 0 to 1."""
         return self.drift_tokens / self.sampled_tokens
 
 
@@ -433,7 +432,7 @@ def _reencode_turn(
     if before is None or alone == list(ids) or not _prepends_space(tokenizer, bytes_of):
         return alone
     controls = tokenizer.added_tokens_decoder
-    opening = [] if before in controls else list(controls)[:1]  # so that `before` is not the first text either
+    opening = [] if before in controls else list(controls)[:1]  # keeps `before` from being the first text
     following = reencode([*opening, before, *ids], tokenizer)
     at = following.index(before) + 1 if before in following[: len(opening) + 2] else 0
     is_separable = at > 0 and decode_ids(following[at:], tokenizer) == decode_ids(ids, tokenizer)
@@ -461,7 +460,7 @@ def decode_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> BytesOf:
-    """Return a function from token id to bytes (b"" if unknown), exact enough for positions in the text."""
+    """Return a function that maps a token id to bytes (b"" if unknown) from which positions can be counted."""
     has_bytes = is_byte_level(tokenizer)
 
     @functools.cache
@@ -471,7 +470,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> BytesOf:
             return b""
         if has_bytes:
             return bytes_of_token(token)
-        # SentencePiece writes a space as U+2581, also one character, and a byte without its own piece as `<0xE2>`
+        # SentencePiece writes a space as U+2581, which is one character, too. It writes a byte that has no piece as,
+        # for example, `<0xE2>`
         byte = _BYTE_PIECE.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.encode()
 

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 AUTO: Final = "auto"
-"""The value of the setting `tool_parser` for which the format is detected from the chat template."""
+"""Value of the setting `tool_parser` to detect the format from the chat template."""
 
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
@@ -114,7 +114,7 @@ def register_parser(name: str, factory: ParserFactory) -> None:
     """Register a format by name.
 
     Args:
-        name: Name by which `get_parser` and the setting `tool_parser` select the format.
+        name: Name of the format for `get_parser` and the setting `tool_parser`.
         factory: Makes a parser, given a function that returns the id of a new call.
 
     Raises:
@@ -133,7 +133,7 @@ def parser_names() -> list[str]:
 
 
 def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
-    """Detect the format in which a template writes calls.
+    """Detect the format of a template's calls.
 
     Args:
         turn: An assistant's turn with one call, as the chat template writes it; "" if the template can't write calls.
@@ -161,13 +161,13 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
     written = f"writes a call as {turn[:300]!r}, which {found}" if turn else "can't write an assistant's calls"
     raise ConfigError(
         f'got tool_parser="auto", but the chat template {written}; expected exactly one known format. Set tool_parser '
-        f"to the format in which the model was trained to call tools: {', '.join(fitting or parser_names())}"
+        f"to the format of calls that the model was trained with: {', '.join(fitting or parser_names())}"
     )
 
 
 def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
-    """If the format needs schemas, return a parser that knows those of `specs`, else the same parser."""
-    # `hasattr` first, since `isinstance` with a protocol is slow
+    """If the format needs schemas, return a parser with the schemas of `specs`; else return `parser` itself."""
+    # check `hasattr` first: `isinstance` with a protocol is slow
     if not hasattr(parser, "for_tools") or not isinstance(parser, UntypedParser):
         return parser
     return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

@@ -30,7 +30,7 @@ as `x.*`, so the model may write `x.x`. If `x` is a tool and `x.x` is not, this 
 template (as in huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-These parsers are stricter than their sources. A value is a failure if its type is not that of its schema. Only strings
+These parsers are stricter than their sources. A value is a failure if its type does not match its schema. Only strings
 inside JSON and Python literals are unescaped. No text is evaluated as Python code. The parsers check only the type of a
 whole value; keys of nested objects, ranges and patterns are for the tool to check.
 """
@@ -155,7 +155,7 @@ def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
 
 
 class SchemaParser(TaggedParser):
-    """Base class for formats whose values are bare text; implements `UntypedParser`.
+    """Base class of `UntypedParser`s for formats whose values are bare text.
 
     These formats have no escapes: a value ends at the first closing tag. If another tag of the format is in the value,
     the call is a failure, since the value's closing tag may be missing.
@@ -428,7 +428,7 @@ class MuseGlimmerParser(SchemaSectionParser):
         if not in_reasoning and _MUSE_MARKER.search(text) is None:
             return [Text(text)] if text.strip() else []
         found: list[Segment] = []
-        recipient: str | None = "self"  # the current message's; its content begins at `position`
+        recipient: str | None = "self"  # of the current message, whose content begins at `position`
         start = position = 0
         while in_reasoning or start < len(text):
             if not in_reasoning:

@@ -99,7 +99,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
         raise
     except ValueError as e:  # Python's limit on the digits of an int
         raise StrictJSONError(f"a number can't be read: {e}") from e
-    # the method of `str`, since that of `JSONSource` returns 0
+    # call `str.count`, since `JSONSource.count` returns 0
     if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
         check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
@@ -112,7 +112,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
 
 
 def has_json_type(value: object, types: Set[str]) -> bool:
-    """Return whether a decoded value has one of these JSON types; False for a string: formats write it unquoted."""
+    """Return whether a decoded value has one of these JSON types; False for strings, which formats write unquoted."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
@@ -243,7 +243,7 @@ class ToolParser(Protocol):
 
 @runtime_checkable
 class UntypedParser(Protocol):
-    """An optional protocol of parsers for formats that don't mark values' types: the tools' schemas define them."""
+    """An optional protocol of parsers for formats that leave the types of values to the tools' schemas."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
         """Return a parser of this format that knows these schemas: tool name -> JSON Schema of the tool's arguments.
@@ -263,11 +263,11 @@ class CutTurnParser(Protocol):
 
 
 class MalformedError(ValueError):
-    """The text does not follow the format; becomes a `ParseFailure`.
+    """The text does not follow the format; the error becomes a `ParseFailure`.
 
     Attributes:
         name: The tool's name, if it could be read.
-        position: The attempt extends at least to this position; None if the attempt's extent is not known.
+        position: Minimum end of the attempted call in the text; None if unknown.
         written_id: The call's id, if it could be read.
     """
 
@@ -378,7 +378,7 @@ def expect_tag(text: str, start: int, tag: str, name: str | None) -> int:
 
 
 def quote(text: str, position: int) -> str:
-    """Quote a text from a position on, up to 20 characters, for the reason of a failure."""
+    """Quote up to 20 characters of a text, from a position on, for the reason of a failure."""
     return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
 
 

@@ -277,9 +277,10 @@ class GptOssParser(BaseParser):
 
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in
-    unclosed reasoning is a draft. A call must be a message of its own on the commentary or analysis channel, to
-    `functions.x`, with a single JSON object, and end with `<|call|>`. A call's content type is optional and ignored:
-    arguments other than JSON fail anyway. A turn without any marker is text, unless the prompt opened reasoning.
+    unclosed reasoning is a draft. A call must be a message of its own to `functions.x`, on the commentary or
+    analysis channel. It must have a single JSON object and end with `<|call|>`. A call's content type is optional and
+    ignored: arguments other than JSON fail anyway. A turn without any marker is text, unless the prompt opened
+    reasoning.
     """
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002

@@ -40,7 +40,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 def _find_call_faults(
     value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
 ) -> list[str]:
-    """List the faults of a call's object, which may also have the key named by `optional`, with a string as value."""
+    """List the faults of a call's object, which may also have a string under the key `optional`."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -64,7 +64,7 @@ def _get_name(value: Mapping[str, Any]) -> str | None:
 
 
 def _leading_name(text: str, start: int) -> str | None:
-    """Return the name with which a JSON object begins, or None; the rest of the object may be invalid."""
+    """Return the name at the beginning of a JSON object, or None; the rest of the object may be invalid."""
     name = _LEADING_NAME.match(text, start)
     return name[1] if name else None
 
@@ -90,8 +90,8 @@ class HermesParser(TaggedParser):
     opening tag. Without such a tag, the block ends at the end of the text.
 
     The time is linear in the text, although the text after the first `</tool_call>` of a broken block is parsed again.
-    JSON continues past a tag only if the tag is inside a string. But a quote that opens a string in the broken block
-    closes a string in the next block. So the next block's JSON ends at the first tag inside the broken block's strings.
+    The broken block's JSON continues past a tag only if the tag is inside a string. The next block begins inside such a
+    string, so text inside strings of one block is outside strings of the other. So its JSON ends at the next tag.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
@@ -199,8 +199,8 @@ class ArrayParser(TaggedParser):
     """Base class for formats with a JSON array of calls after a tag.
 
     If an array is empty, is not valid JSON, has an element other than an object, or lacks a required closing tag, the
-    whole array is one failure. It extends to whichever comes first: a closing tag, the next opening tag, the end of
-    reasoning, or the end of the text. In an otherwise valid array, each object that is not a call is a failure.
+    whole array is one failure. The failure ends at a closing tag, the next opening tag, the end of reasoning, or the
+    end of the text, whichever comes first. In an otherwise valid array, each object that is not a call is a failure.
     """
 
     open_calls: ClassVar[str]
@@ -253,7 +253,8 @@ class ArrayParser(TaggedParser):
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
             raise MalformedError(f"{expected}; got {base.quote(text, position)}", _get_name(elements[-1]), position)
-        # the first element's text includes the tag and the bracket before it; the last one's, the bracket after it
+        # the first element's text includes the tag and the bracket before it; the last element's text includes the
+        # bracket after it
         del begins[1]
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []

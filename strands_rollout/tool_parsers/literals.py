@@ -149,7 +149,7 @@ _OBJECTS: Final = re.compile(r"\[\s*+\{")
 
 
 class LFM2Parser(ArrayParser):
-    """Parser of LFM2's format, a list of Python calls between tags; see the module. Also accepts JSON arrays."""
+    """Parser of LFM2's format, a list of Python calls between tags; see the module. It also accepts JSON arrays."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call_(?:start|end)\|>")
     open_calls: ClassVar[str] = "<|tool_call_start|>"

@@ -14,7 +14,7 @@ ReadCall = tuple[str, dict[str, Any], str | None, int]
 
 
 class Section(NamedTuple):
-    """The tags around a section of calls and around each call; `read` parses a call from after its opening tag on."""
+    """The tags around a section of calls and around each call; `read` parses a call after its opening tag."""
 
     open: str
     close: str
@@ -92,13 +92,13 @@ class ValueTags:
     Attributes:
         open: Matches the text before a value; its first group is the key.
         close: The tag after a value.
-        inner: Matches the start of each tag that a value can't contain: `close`, or a tag before which `close` must be
+        inner: Matches the start of each tag that a value can't contain: `close`, or a tag that shows that `close` is
             missing.
         key_format: Names a key in a failure's reason; a format string with fields for the key and the tool's name.
         value_format: Names a value in a failure's reason; has the same fields.
         unclosed_format: Format string of the reason for a value without `close`; its fields are `value`, `close`, the
             `tag` found instead, and the `rest` of the text.
-        key_of: Converts the text of a key, as it is written in the tag, to the key.
+        key_of: Converts the written form of a key to the key.
     """
 
     open: re.Pattern[str]

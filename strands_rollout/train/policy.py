@@ -87,7 +87,7 @@ def trained_logits(
     Args:
         model: A model in evaluation mode.
         token_ids: At least one sequence.
-        positions: The indices of the chosen tokens of each sequence: ascending, at least one, the first at least 1.
+        positions: The indices of each sequence's chosen tokens, in ascending order; at least one index, and none is 0.
 
     Returns:
         [chosen, vocabulary] logits and [chosen] ids, in the order of sequences and positions.
@@ -168,7 +168,7 @@ class Policy:
     """The model under training and its optimizer; not thread-safe.
 
     Args:
-        model_dir: A folder from which transformers loads the model.
+        model_dir: The folder of a model that transformers can load.
         settings: The settings of the optimizer steps.
 
     Raises:
@@ -209,7 +209,7 @@ class Policy:
         Args:
             sequences: The batch.
             before: The result of `measure` on the batch.
-            progress: The finished share of the run, 0 to 1, by which a linear schedule lowers the learning rate.
+            progress: The finished share of the run, from 0 to 1; used by a linear schedule of the learning rate.
 
         Raises:
             TrajectoryError: A gradient is not finite. The weights stay as they were before this optimizer step.
@@ -339,7 +339,7 @@ class Policy:
         return (losses / _repeat_per_token(divisors, counts)).sum()
 
     def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """Yield the indices of sequences, sorted by length, in batches whose logits fit the bound on memory.
+        """Yield the indices of sequences in batches whose logits fit the bound on memory; shorter sequences come first.
 
         A single sequence may exceed the bound.
         """

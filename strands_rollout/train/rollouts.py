@@ -1,7 +1,7 @@
 """A step's rollouts: groups of samples that `generate` played and `reward_func` graded, and the batch made of them.
 
-An aborted episode is resumed in the next step, as in slime's partial rollouts. Of the order of prompts, a checkpoint
-stores only the position: a resumed run computes the order again from its seed.
+An aborted episode is resumed in the next step, as in slime's partial rollouts. A checkpoint stores only
+the position in the order of prompts: a resumed run computes the order again from its seed.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
 checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's.
@@ -114,11 +114,11 @@ class Group:
 
 
 class RolloutCollector:
-    """Player of groups; groups that a step does not use are kept for the next step.
+    """Player of groups, which keeps the unused groups of a step for the next step.
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
-        waiting: The groups that an abort interrupted, and finished groups that were not needed. The next call of
+        waiting: The groups interrupted by an abort, and finished groups that were not needed. The next call of
             `collect` uses all of them.
 
     Args:
@@ -150,7 +150,7 @@ class RolloutCollector:
         self.waiting: list[Group] = []
 
     async def collect(self) -> tuple[list[list[Sample]], int]:
-        """Play until a step's groups are finished, then abort the others. The next call resumes the aborted groups.
+        """Play until a step's groups are finished, then abort the unfinished groups, which the next call resumes.
 
         Returns:
             The finished groups, at most `prompts`, in the order of their prompts, each as a flat list of samples; and
@@ -225,7 +225,7 @@ class RolloutCollector:
 def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the accuracy, the mean reward and the means of its parts, and the number of episodes without a verdict.
 
-    This number is left out if it is 0. The means exclude episodes without a verdict, for which the reward would fail
+    The number is left out if it is 0. The means exclude episodes without a verdict, because their reward would fail
     again in a repeated run. But an outage raises an error: a failed episode is not a wrong answer, and means over the
     remaining rows would not describe the held-out set.
 
@@ -315,7 +315,7 @@ class StepBatch:
     Attributes:
         samples: All samples, flat, in the order of groups.
         sequences: The samples with at least one trained token, for the loss.
-        drifts: The drift of the samples for which it was measured.
+        drifts: The drift of the measured samples.
         measured: Details of the drift of the same samples; empty if the method does not train tokens as sampled.
         dropped_groups: The number of groups whose advantages are all 0, for example because their rewards are equal.
             `sequences` still has the samples of these groups. These samples have no gradient if KL and entropy are off.

@@ -159,7 +159,7 @@ class RunState:
     Attributes:
         step: The next step.
         next_position: The position of the first prompt without a group.
-        waiting: The groups that an abort interrupted, and finished groups that were not needed. The next step uses all
+        waiting: The groups interrupted by an abort, and finished groups that were not needed. The next step uses all
             of them.
         facts: Values for the summary, by name; see `Trainer.facts`.
     """
@@ -311,7 +311,7 @@ class TrainingProgress:
         self._done_at_start = self._done = done
         self._steps_without_spread = 0
         self._step_text = self._phase = ""
-        # drawn only twice a second, since the drawing thread shares its core with the training
+        # draw only twice a second, because the drawing thread shares its core with the training
         self._bar = progress_bar(console, refresh_per_second=2)
         self._task = self._bar.add_task("steps", total=total, completed=done)
 
@@ -371,7 +371,7 @@ class TrainingProgress:
 
 
 class WandbLog:
-    """A run in wandb; a folder that was logged before resumes its run. A context manager.
+    """A run in wandb, which resumes if the folder was logged before. A context manager.
 
     Only the options, the steps' records and the summary are logged; see `start_run`. The options must hold no secret.
     wandb writes its own files to the run's folder `out`, unless WANDB_DIR is set.

@@ -273,7 +273,7 @@ def _draw_curves(options: TrainOptions, summary: dict[str, Any], log: Console) -
 
 
 class WeightSync:
-    """Client of one engine; loads new weights, and aborts the engine's requests. An async context manager."""
+    """Client of one engine, which loads new weights and aborts the engine's requests. An async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._http = create_client(base_url)
@@ -329,9 +329,9 @@ class Trainer:
     """The loop of a training run.
 
     Attributes:
-        held_out: The rows on which accuracy and reward are measured.
+        held_out: The rows to measure accuracy and reward on.
         on_phase: Called with the name of each phase that begins.
-        first_step: 0, or the step at which the run resumes from a checkpoint.
+        first_step: The first step to train; 0 unless the run resumes from a checkpoint.
         facts: Values for the summary, by name, such as `accuracy_start`.
     """
 
@@ -429,7 +429,7 @@ class Trainer:
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
         if self.options.checks and self.method.is_exact:
             # the first steps of a resumed run may hold only tokens of older weights, which are not compared. At step 0,
-            # all tokens are compared. Otherwise, a missing or wrong version from the engine could hide a difference
+            # all tokens are compared: a missing or wrong version from the engine must not hide a difference
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             if pairs or step == 0:

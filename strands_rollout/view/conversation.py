@@ -28,7 +28,7 @@ _END_OF_TURN: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
 )
 _THOUGHT_TAGS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-# blanks the first characters of tags, in text other than control tokens; forged tags then don't match
+# this table blanks the first characters of tags in text other than control tokens, so that forged tags don't match
 _BLANK_TAG_STARTS: Final = bytes.maketrans(b"<[", b"\0\0")
 # the result of a call, as the chat templates of the supported model families write it
 _RESULT_PATTERNS: Final = [
@@ -56,7 +56,7 @@ _RESULT_PATTERNS: Final = [
 def read_conversation(
     lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts
 ) -> list[tuple[int, list[Part]]]:
-    """Return, for each turn and for the context after it, the index of its first token and its parts.
+    """Return the parts of each turn and of each context after a turn, with the index of the first token.
 
     Args:
         lists: The sample's tokens.

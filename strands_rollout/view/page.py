@@ -127,7 +127,7 @@ def set_and_step(file: str) -> tuple[str, int | None]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each dump: its file name, preceded by the folders that distinguish it from the others."""
+    """Return a name for each dump: its file name, preceded by the folders that distinguish it from other dumps."""
     all_parts = [path.resolve().parts for path in paths]
     depth = next((n for n in range(1, 99) if len({parts[-n:] for parts in all_parts}) == len(set(all_parts))), 99)
     return ["/".join(parts[-depth:]) for parts in all_parts]

@@ -38,7 +38,7 @@ _PART_CHARS: Final = 40
 
 
 class Retokenizer:
-    """Detector of drift; encodes turns again with the policy's tokenizer.
+    """Detector of drift, which encodes turns again with the policy's tokenizer.
 
     Attributes:
         texts: Bytes of the tokenizer's ids.

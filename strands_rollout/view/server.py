@@ -135,7 +135,7 @@ def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
         return _response(whole_page, "text/html")
 
     async def index(request: web.Request) -> web.Response:
-        # runs in a thread that does not delay the exit of the process
+        # refresh in a thread that does not delay the exit of the process
         view, tag = await in_own_thread(dump.refresh, has_grace_period=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:

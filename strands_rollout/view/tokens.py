@@ -46,7 +46,7 @@ class TokenLists:
         prompt_length: Tokens of the prompt, at least 0.
         loss_mask: One value per response token in a valid sample; all 1 if the sample has no mask, as in slime.
         logprobs: One value per response token in a valid sample; empty if the sample has none.
-        spans: Sampled tokens, in order: the episode's spans, else the tokens that the mask trains.
+        spans: Sampled tokens, in order: the episode's spans, else the tokens trained by the mask.
         spans_recorded: True if the episode's facts have the spans.
     """
 
@@ -167,7 +167,7 @@ class TurnHabits:
     sampled_controls: frozenset[int] = frozenset()
 
     def forged_positions(self, context: list[int]) -> Iterator[int]:
-        """Yield the positions of those control tokens in a context that a template would not write there.
+        """Yield the positions of control tokens in a context that no template would write there.
 
         A template closes each message that it opens, and opens the policy's message last. Apart from the generation
         prompt, it does not write the policy's own control tokens.
@@ -242,7 +242,7 @@ def is_control(text: bytes) -> bool:
 
 
 class DriftMark(NamedTuple):
-    """Encoded again, tokens `start` to `end`-1 become `replacement`; if `start` equals `end`, it is inserted there."""
+    """Tokens `start` to `end`-1 become `replacement` if encoded again; if `start` equals `end`, it is inserted."""
 
     start: int
     end: int

@@ -31,7 +31,7 @@ ELSEWHERE = re.compile(r"pip install|strands-rollout view|bash scripts/")  # the
 
 
 def tutorial() -> list[str]:
-    """Return the tutorial's commands that don't match `ELSEWHERE`: those that make the project, then the others."""
+    """Return the tutorial's commands that don't match `ELSEWHERE`, in order; the first ones make the project."""
     text = (REPOSITORY / "docs/tutorial.md").read_text()
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     return [line for line in lines if not ELSEWHERE.search(line)]

@@ -110,7 +110,7 @@ async def test_generate_rejects_forbidden_fields(params: Any, extra: Any, words:
         (Reply.tokens([5, 100]), "output id 100 at position 1 is outside the vocabulary of 100 tokens"),
         (Reply.tokens([5], finish_reason="stop"), "finish_reason is 'stop'; expected an object whose type is"),
         (Reply.raw(b'{"text": "hi"}'), "expected a JSON object with meta_info, got {'text': 'hi'}"),
-        (Reply.raw(b"[]"), "check that the URL is that of an SGLang server"),
+        (Reply.raw(b"[]"), "check that the URL points to an SGLang server"),
         (Reply.raw(b'{"output_ids": ["5"], "meta_info": {"finish_reason": {"type": "stop"}}}'), "output_ids is ['5']"),
     ],
 )

@@ -74,7 +74,7 @@ ALL: Final = (
         Attack(
             f"new-namespace-{name}",
             f"take_name()\ntime.sleep(0.3)\nchecked(libc.unshare({flag:#x}))\nhold()",
-            # compared with the link's first target, because runs of an ordinary user have user namespaces of their own
+            # `changes` compares with the link's first target: an ordinary user's runs have their own user namespaces
             partial(ObservedProcesses, sign=changes(f"ns/{name}")),
             may_fail_on_plain=_NO_RIGHT,
         )

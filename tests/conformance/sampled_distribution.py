@@ -1,6 +1,6 @@
 """Distribution that sampling parameters make of a model's logits, and a test that tokens were drawn from it.
 
-The formulas are those of SGLang 0.5.23: penalties by the tokens generated so far, then the temperature, then top-k,
+The formulas are from SGLang 0.5.23: penalties by the tokens generated so far, then the temperature, then top-k,
 top-p and min-p, each computed from the whole distribution. Logprobs are taken before the last three.
 """
 
@@ -34,7 +34,7 @@ class Sampling:
 
         Args:
             logits: [tokens, vocabulary] of the bare model.
-            output_ids: Generated ids, from which the penalties at each position follow.
+            output_ids: Generated ids, which determine the penalties at each position.
         """
         penalized = logits.copy()
         for position in range(len(output_ids)):

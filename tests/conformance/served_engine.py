@@ -27,7 +27,7 @@ META_KEYS = {
     "response_sent_to_client_ts",
 }  # fmt: skip
 LOGPROB_KEYS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
-# for a request that was aborted before it ran, or after it was put back into the queue
+# the keys for a request that was aborted before it ran, or after it was put back into the queue
 QUEUED_META_KEYS = {
     "id", "finish_reason", "weight_version", "e2e_latency", "weight_versions", "completion_tokens",
     "response_sent_to_client_ts",
@@ -60,7 +60,7 @@ class ServedEngine(Api):
 
     @property
     def hop_s(self) -> float:
-        """Seconds in which a request has most likely arrived; no test fails if it has not."""
+        """Time until a request has most likely arrived, in seconds; no test fails if it takes longer."""
         return 0.03 if self.facts.is_embedded else 0.15
 
     async def settle(self) -> None:
@@ -107,7 +107,7 @@ async def witnesses(engine: ServedEngine) -> AsyncIterator[None]:
         await wait_for_load(engine, WITNESSES, falling=True)
         await engine.generate(max_new_tokens=1)  # refreshes the load, which falls to zero if all were aborted
         await wait_for_load(engine, WITNESSES, falling=True)
-        # their tasks are no proof: the load falls before the witnesses' answers arrive
+        # unfinished tasks don't prove that the witnesses still run: the load falls before their answers arrive
         await engine.post("/abort_request", {"rid": "witness"})
         reasons = [answer["meta_info"]["finish_reason"] for answer in await asyncio.gather(*tasks)]
         assert reasons == [ABORTED] * WITNESSES, reasons

@@ -23,7 +23,7 @@ async def test_abort_request_returns_partial_output(engine):
 
 
 async def test_abort_request_ends_stream_with_partial_output(engine):
-    # a unique id, since SGLang aborts a stream's id again 2 s after its end
+    # the id is unique because SGLang aborts a stream's id again 2 s after its end
     task = await start_stream(engine, rid="stream", **engine.long)
     await engine.post("/abort_request", {"rid": "stream"})
     last = await task

@@ -7,7 +7,7 @@ from engine_api import in_flight, queued_request, start_stream, wait_for_load
 from served_engine import ABORTED
 
 MODES = ["abort", "in_place", "retract"]
-# long enough to be paused before its end
+# the generation is long enough to be paused before its end
 GREEDY = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}
 THREE = {"max_new_tokens": 3, "ignore_eos": True}
 

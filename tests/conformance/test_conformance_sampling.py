@@ -23,7 +23,7 @@ WAYS = {
     "top p": {"temperature": 1.3, "top_p": 0.7},
     "min p": {"temperature": 1.3, "min_p": 0.15},
     "all three": {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    # separately: without overlapped scheduling, SGLang applies them in the order of a set
+    # the penalties have two cases: without overlapped scheduling, SGLang applies them in the order of a set
     "subtracted penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.4},
     "factor as penalty": {"temperature": 0.7, "repetition_penalty": 0.8},
     "no end yet": {"temperature": 1.3, "min_new_tokens": TOKENS},

@@ -12,7 +12,7 @@ from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
 TWO = {"max_new_tokens": 2, "ignore_eos": True}
-# long enough to be updated before its end: the embedded engine samples more than a thousand tokens a second
+# the weights change before the end of this stream: the embedded engine samples over a thousand tokens a second
 STREAMED = {"max_new_tokens": 400, "ignore_eos": True}
 
 NOT_FLUSHED = (

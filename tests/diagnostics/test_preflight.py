@@ -136,7 +136,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
     [
         (Preflight.check_batch, "--global-batch-size 90 --micro-batch-size 1", "batch", "error", "90", "such as 92"),
         (Preflight.check_context, "--max-tokens-per-gpu 9000", "context", "error", "longer sample may", "product"),
-        (Preflight.check_context, "--rollout-max-response-len 18432", "context", "error", "leaving no tokens", "raise"),
+        (Preflight.check_context, "--rollout-max-response-len 18432", "context", "error", "get no tokens", "raise"),
         (Preflight.check_memory, "--tensor-model-parallel-size 1", "memory", "warning", "logits 39.2", "--tensor"),
         (
             Preflight.check_memory,

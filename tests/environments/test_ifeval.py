@@ -56,7 +56,7 @@ def test_ifeval_missing_extra_names_the_install_line(monkeypatch):
     [None, "x", {"instruction_id_list": ["punctuation:no_comma"]}, {"instruction_id_list": ["a"], "kwargs": []}],
 )
 def test_instructions_of_refuses_malformed_metadata(given):
-    with pytest.raises(PromptError, match="expected a mapping with instruction_id_list and as many kwargs"):
+    with pytest.raises(PromptError, match="expected a mapping with instruction_id_list and kwargs, two lists"):
         Instructions.of({"ifeval": given})
 
 

@@ -17,7 +17,7 @@ from harness import TOOL_CALL, run
 from strands_rollout import Sample, reward_func
 from strands_rollout.errors import EnvironmentFaultError, PromptError
 
-# the submodule, since data_prep has a script with the library's name
+# name a submodule: data_prep has a script with the library's name
 pytest.importorskip("reasoning_gym.factory", reason="needs the extra reasoning-gym")
 
 import reasoning_gym

@@ -96,7 +96,7 @@ async def test_generate_gives_each_agent_on_one_model_a_sample(shipped_tokenizer
     assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in samples} == {"completed"}
     assert samples[0].metadata["strands_rollout"].get("dropped_sampled_tokens") == 0
     sent = [request + answer for request, answer in wire.requests]
-    for sample in samples:  # the sample's tokens are those of one request and its answer
+    for sample in samples:  # the sample's tokens equal one request and its answer
         assert sample.tokens in sent
     if factory is not _swarm:
         assert "34" in samples[0].response

@@ -100,7 +100,7 @@ async def test_generate_resumes_to_the_tokens_of_an_undisturbed_run(engine, ship
         while any(map(is_open, samples)):
             count = itertools.count()
             again = [copy.deepcopy(sample) for sample in samples if is_open(sample)]
-            # the limit counts reads of the flag, not seconds, so each round gets further than the last on any machine
+            # the limit counts reads of the flag, not seconds, so each round gets further than the previous one
             back = await played(engine, shipped_tokenizer, again, should_abort=lambda c=count, n=limit: next(c) >= n)
             aborts += sum(map(is_open, back))
             limit += 20

@@ -22,7 +22,7 @@ CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
 )
-# also a call that can't be parsed and a call that fails
+# this turn also has a call that can't be parsed and a call that fails
 MIXED = "<tool_call>\n{not json}\n</tool_call>\n" + CALLS.replace('"a"', '"fails"', 1)
 COMPARED_FACTS = (
     "stop_reason",

@@ -77,7 +77,7 @@ async def test_conversation_manager_histories_are_samples(shipped_tokenizer: Any
     requests = [request.input_ids for request in fake.requests]
     for sample in samples:
         assert {sample.rollout_id, sample.index} == {4}
-        # the sample's tokens are those of one request and its answer
+        # the sample's tokens begin with one request and its answer
         assert any(sample.tokens[: len(sent)] == sent for sent in requests)
         sample.reward = 1.0
         assert contract_violations(sample, decode=shipped_tokenizer.decode) == []

@@ -76,7 +76,7 @@ def calls(*names: str) -> str:
 
 
 def _turns(tokenizer: Any, row: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the engine's replies, the settings and the sampling parameters with which the turns end as `row` says."""
+    """Return engine replies, settings and sampling parameters that make the turns end as `row` says."""
     work_ids = ids_of(tokenizer, calls("work"))
 
     def aborted(_body: dict[str, Any], _number: int) -> Reply:

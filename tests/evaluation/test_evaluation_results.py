@@ -110,9 +110,7 @@ def test_results_file_full_disk_keeps_earlier_lines(path: Path) -> None:
 def test_results_file_refuses_an_unusable_folder(path: Path) -> None:
     path.write_text(text(result_line(0)))
     (path.parent / "run.json").unlink()
-    with pytest.raises(
-        ConfigError, match=r"has results, but run\.json, which says to which run they belong, is missing"
-    ):
+    with pytest.raises(ConfigError, match=r"has results, but run\.json is missing, so their run is unknown"):
         read(path.parent)
     with pytest.raises(ConfigError, match="choose another folder with --out"):
         read(path / "out")

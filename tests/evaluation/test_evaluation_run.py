@@ -196,7 +196,7 @@ TYPO = {"strands_rollout": {"max_tool_iteration": 3}}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda _: {"data": []}, "neither --data nor --eval-config"),
+        (lambda _: {"data": []}, "expected --data or --eval-config"),
         (lambda folder: {"eval_config": folder / "rollout.yaml"}, "got --data and --eval-config"),
         (lambda folder: {"data": [folder / "sums.jsonl"] * 2}, "got the data sets sums, sums"),
         (lambda folder: {"config": write_json(folder / "a.yaml", TYPO)}, "did you mean 'max_tool_iterations'"),

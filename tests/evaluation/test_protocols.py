@@ -201,7 +201,7 @@ async def test_choices_are_graded_by_letter(run, tmp_path, shipped_tokenizer):
             {GRADING_KEY: "letters"},
             "got strands_rollout_grading='letters' in a row's metadata; expected one of",
         ),
-        ("x", {GRADING_KEY: "ifeval"}, "got a row whose metadata has ifeval: None; expected a mapping with"),
+        ("x", {GRADING_KEY: "ifeval"}, "the row's metadata has ifeval: None; expected a mapping with"),
     ],
 )
 def test_eval_refuses_rows_that_can_not_be_graded(tmp_path, shipped_tokenizer, label, metadata, words):

@@ -107,7 +107,7 @@ def tool_names(tools: re.Match[str]) -> str:
 def shown(sample: Sample, decode: Any) -> str:
     """Return a sample as text: the prompt, the context and trained parts, and how the episode ended."""
     start = len(sample.tokens) - sample.response_length
-    # without the tools' descriptions, which their libraries may change
+    # leave out the tools' descriptions, which their libraries may change
     prompt = re.sub(r"<tools>.*?</tools>", tool_names, decode(sample.tokens[:start]), flags=re.DOTALL)
     lines = [f"[prompt] {prompt}"]
     place = start

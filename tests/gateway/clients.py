@@ -19,7 +19,7 @@ from strands.models.openai_responses import OpenAIResponsesModel
 
 AGAIN = "Are you sure?"
 SYSTEM = "Be brief."
-# with the fields that Strands adds
+# the schema has the fields that Strands adds
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "Property a"}}, "required": []}
 ADD = {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}
 

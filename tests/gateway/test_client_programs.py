@@ -59,7 +59,7 @@ def _claude() -> Client:
         lambda path: ("Edit", {"file_path": path, "old_string": "a - b", "new_string": "a + b  "}),
         ("Bash", {"command": RUN, "timeout": "5000"}),
         str(CLIENTS / ".bin" / "claude"),
-        # as root, it skips permission checks only in a sandbox
+        # as root, Claude Code skips permission checks only in a sandbox
         {"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
     )
 

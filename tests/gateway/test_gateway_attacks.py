@@ -51,7 +51,7 @@ async def test_sessions_share_nothing(stage):
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 IMAGE_SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 BAD: list[tuple[str, Any, str]] = [
-    ("chat", {}, "got no message"),
+    ("chat", {}, "has no user message"),
     ("chat", [], "expected a JSON object"),
     ("chat", {"messages": "Hi"}, "expected a list of objects"),
     ("chat", {"messages": [5]}, "expected a list of objects"),

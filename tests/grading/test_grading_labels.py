@@ -170,8 +170,8 @@ def test_label_texts_takes_linear_time(piece: str) -> None:
 @pytest.mark.parametrize(
     ("label", "kind", "words"),
     [
-        ("['34', '35']", "alternatives", "read as '34' and '35', of which any is right"),
-        ("[34 35]", "alternatives", "read as '34' and '35', of which any is right"),
+        ("['34', '35']", "alternatives", "read as '34' and '35', any of which is right"),
+        ("[34 35]", "alternatives", "read as '34' and '35', any of which is right"),
         ("['34']", "alternatives", "read as '34'"),
         ("['1', '2', '3', '4', '5']", "alternatives", "read as '1' and '2' and '3' and 2 more,"),
         ("['']", "alternatives", "an empty list, which no answer equals"),

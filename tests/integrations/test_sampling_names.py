@@ -36,8 +36,8 @@ def test_to_sglang_maps_equivalents_and_drops_defaults(names, given, expected) -
         (VLLM, {"logprobs": 5}, "vLLM's logprobs=.* no equivalent"),
         (VLLM, {"max_token": 5}, "vLLM has no sampling parameter 'max_token'; did you mean 'max_tokens'"),
         (TORCHRL, {"num_beams": 4}, "no equivalent"),
-        (TORCHRL, {"max_tokens": 8, "max_new_tokens": 9}, "by another name, .*; remove one of them"),
-        (TORCHRL, {"do_sample": False, "temperature": 0.5}, "by another name, .*; remove one of them"),
+        (TORCHRL, {"max_tokens": 8, "max_new_tokens": 9}, "but another name sets .*; remove one of them"),
+        (TORCHRL, {"do_sample": False, "temperature": 0.5}, "but another name sets .*; remove one of them"),
     ],
 )
 def test_to_sglang_refuses_unknown_or_conflicting_params(names: Any, given: dict[str, Any], words: str) -> None:

@@ -201,7 +201,7 @@ def test_second_watch_is_refused_until_first_evaluation_ends(stage: Stage) -> No
         assert (run / "evaluations/held-19/iter_0000019/weights.distcp").exists()
         process.kill()
         process.wait()
-        assert "an evaluation that it started still runs" in stage.run(EVAL, "--watch", str(run)).stderr
+        assert "or its evaluation still runs" in stage.run(EVAL, "--watch", str(run)).stderr
         (stage.root.parent / "job-stopped").touch()
     (run / "evaluations/held-7").mkdir()  # left by a script that was killed
     finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "19")

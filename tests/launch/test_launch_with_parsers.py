@@ -27,7 +27,7 @@ MODELS = [name for name in model_rows() if (SLIME / f"scripts/models/{name}.sh")
 
 
 def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
-    """Return for each command the error with which slime, Megatron-LM or SGLang refuses it; None if all accept it."""
+    """Return each command's error from slime, Megatron-LM or SGLang; None if all three accept the command."""
     folders = [MEGATRON, SLIME, os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,

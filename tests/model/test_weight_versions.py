@@ -53,7 +53,7 @@ def test_known_versions_numbering_is_shared_by_the_driver() -> None:
         (["1"], [(["41", "1", "1"], ["before", "now"]), (["1"], ["now"]), (["2"], ["now"])], [1, 1, 0]),
         (["2"], [(["41"], ["before"]), (["1"], ["before"]), (["2"], ["now"])], [NOT_COMPARABLE, NOT_COMPARABLE, 0]),
         ([], [(["41"], ["before"]), (["2"], ["now"])], [NOT_COMPARABLE, 0]),
-        # saved samples, in a process without a request to an engine
+        # the samples were saved, and this process has sent no request to an engine
         ([], [(["41"], ["before"]), (["40"], ["before"]), (["3"], ["long before"])], [0, 1, 0]),
     ],
 )

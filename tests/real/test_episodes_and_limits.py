@@ -44,7 +44,7 @@ async def test_generate_turns_reuse_prefix_cache(stage: EpisodeStage) -> None:
     requests = [len(exchange.input_ids) for exchange in stage.recorder.episodes[str(sample.session_id)]]
     cache = sample.prefix_cache_info
     assert cache.total_prompt_tokens == sum(requests)
-    # the first turn finds an empty cache; each later turn the last request and its answer, except the last token
+    # the first turn finds an empty cache; each later turn finds the previous request and answer, except its last token
     ends = [end for _, _, end, _ in facts["spans"]][:-1]
     assert cache.cached_tokens == sum(end - 1 for end in ends)
 

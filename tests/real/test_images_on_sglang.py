@@ -57,7 +57,7 @@ def processor() -> Any:
 
 
 async def test_sglang_reads_trajectory_with_trainers_pixels(url, folder, processor, tmp_path, report_row) -> None:
-    # greedy: at random, this model samples <|video_pad|> now and then, which SGLang refuses in a prompt
+    # sample greedily: otherwise this model sometimes samples <|video_pad|>, which SGLang refuses in a prompt
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)
     history: list[Any] = []

@@ -48,7 +48,7 @@ class WorkerFront:
 
     Attributes:
         passages: Requests in the order of arrival.
-        status: Status with which the proxy answers `/generate` itself; None forwards requests to the worker.
+        status: If set, the proxy answers `/generate` itself, with this status; None forwards requests to the worker.
         base_url: URL of the proxy, which stays the same when it is closed and opened.
         worker_url: URL of the worker behind it.
     """

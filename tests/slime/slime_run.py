@@ -223,7 +223,7 @@ def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
 def trained_tokens(rank: dict[str, Any]) -> int:
     """Slice a rank's data as slime's trainer does before its first matrix product; return the number of trained tokens.
 
-    The shapes are those of slime 0.3 (slime/backends/megatron_utils: data.py, loss.py), whose modules need Megatron.
+    The shapes are from slime 0.3 (slime/backends/megatron_utils: data.py, loss.py), whose modules need Megatron.
 
     Raises:
         RuntimeError: From torch, if the lengths of a sample don't agree.

@@ -23,7 +23,7 @@ def give_up_soon(set_item: Callable[[Any, Any, Any], object]) -> None:
     """Shorten waits between requests to 0.1 s, so that engines that abort or are unavailable are soon given up."""
     from strands_rollout.client.client import SGLangClient
 
-    # still long enough to be interrupted
+    # a wait of 0.1 s is still long enough to be interrupted
     set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slime
 
 MULTIPLY = turn(call("multiply", a=17, b=2))
 PARTIAL = (40, 41, 42)
-# states in which the abort meets the episodes of groups that slime does not need
+# what the episodes of surplus groups do when the abort comes
 CAUGHT = {
     "generating": [Reply.hang(PARTIAL)],
     "generatinglater": [MULTIPLY, Reply.hang(PARTIAL)],

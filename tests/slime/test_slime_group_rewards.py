@@ -91,7 +91,7 @@ async def test_keep_informative_groups_drops_groups_without_spread(start: Start)
     plans = {
         "same": [ANSWER],
         "outage": [in_turn(ANSWER, refused)],
-        # later than the others, so that they are judged before this one ends the rollout
+        # this group ends later than "same" and "outage", so that they are judged before it ends the rollout
         "varied": [turn(call("wait", seconds=0.5)), in_turn(ANSWER, WRONG, refused, ANSWER)],
     }
     sizes = {"n_samples_per_prompt": 4, "rollout_batch_size": 1, "over_sampling_batch_size": 3, "global_batch_size": 4}

@@ -28,7 +28,7 @@ class Cuts:
     Args:
         at: By turn, the number of tokens after which the engine holds the turn, or another reply or change.
         only_first: Hold only the first sample of a group.
-        quick_s: Seconds after which a quick task is answered; the slow tasks must have arrived by then.
+        quick_s: Delay of the answer to a quick task, in seconds; the slow tasks must arrive before its end.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ TOO_LONG = "The input (9 tokens) is longer than the model's context length (5 to
 
 
 def readers(scene: Scene, sample: Any) -> list[str]:
-    """Return for each token but the last the weight version that read it: that of the next sampled token."""
+    """Return the weight version that read each token but the last: the version of the next sampled token."""
     versions = scene.engine.episodes[sample.session_id].versions
     found, last = [], ""
     for version in reversed(versions[1:]):

@@ -41,7 +41,7 @@ class Cuts:
 
     Args:
         at: By turn, the number of tokens after which the engine holds the turn.
-        quick_s: Seconds after which a quick task is answered; the slow tasks must have arrived by then.
+        quick_s: Delay of the answer to a quick task, in seconds; the slow tasks must arrive before its end.
     """
 
     def __init__(self, at: dict[int, int], quick_s: float) -> None:

@@ -88,7 +88,7 @@ def test_dump_and_wandb_table_mask_secrets(
 
 def test_episode_spans_mask_secrets(shipped_tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
-    # unmasked, as version 0.1.0 wrote dumps
+    # write the secrets unmasked, as version 0.1.0 did
     write_dump(path, [leaky_sample(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())
     (record,) = read_dump(path)
     secrets = find_secrets({**ENVIRONMENT, **SERVER})

@@ -24,7 +24,7 @@ _TOP_LEVEL = {
     "token_ids_logprob",
     "logprob_start_len",
 }
-# only a guard against hangs; below pytest's own timeout, whose message says less
+# this timeout only guards against hangs; it is below pytest's own timeout, whose message says less
 _PATIENCE_S = 240.0
 _POLL_S = 0.01
 
@@ -151,7 +151,7 @@ async def in_flight(
 ) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
     """Run long generations during the block; yield their tasks.
 
-    At the end, aborts the generations, which SGLang notices immediately; with `disconnects`, only closes their
+    At the end, abort the generations, which SGLang notices immediately; with `disconnects`, only close their
     connections.
     """
     tasks = [asyncio.create_task(api.generate(rid=rid, **(LONG | fields))) for rid in rids]

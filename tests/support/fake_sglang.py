@@ -341,8 +341,8 @@ def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
 def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
     """Yield the expert rows from the requested start to the last token but one.
 
-    The rows of the prompt's tokens except the last come from the weights of the prefill; each later row comes from the
-    weights that sampled the token after it.
+    For the tokens of the prompt, except its last token, the rows come from the weights of the prefill. Each later row
+    comes from the weights that sampled the token after it.
     """
     first = len(request["input_ids"])
     for position in range(request.get("routed_experts_start_len") or 0, first + len(sampled.versions) - 1):

@@ -1,7 +1,7 @@
 """The token-in/token-out check of the fake SGLang.
 
-Each request of an episode must extend the input and output of the last answered request, or repeat the episode's last
-or first request. Tests also compare an episode's sample with the recorded token ids.
+Each request of an episode must extend the input and output of the latest answered request, or repeat the episode's
+previous or first request. Tests also compare an episode's sample with the recorded token ids.
 """
 
 import itertools
@@ -15,7 +15,7 @@ class Episode:
 
     first: list[int]  # the first request's ids
     last_input: list[int]  # the last request's ids
-    sequence: list[int]  # the last answered request's ids and its output; before an answer, the first request's ids
+    sequence: list[int]  # the latest answered request's ids and its output; before an answer, the first request's ids
     # the weight version that sampled each id of the sequence; None for an id of the context
     versions: list[str | None] = field(default_factory=list)
     restarts: int = 0  # number of times that the episode began again after tokens had been sampled
@@ -36,8 +36,8 @@ class Episodes:
     """The episodes of one fake server, by key.
 
     Attributes:
-        violations: Messages for requests that neither extend the last answered request and its output nor repeat the
-            last or the first request, and for ids outside the vocabulary.
+        violations: Messages for requests that neither extend the latest answered request and its output nor repeat the
+            previous or the first request, and for ids outside the vocabulary.
         dropped: Messages for requests that were repeated after an answer with tokens. A client that never received
             that answer has no choice, so this is not a violation.
     """
@@ -69,8 +69,9 @@ class Episodes:
             self._note_dropped(episode, ids, number)
         elif ids[: len(episode.sequence)] != episode.sequence:
             self.violations.append(
-                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} ids of the last "
-                f"request and its output; they differ from position {_shared_length(ids, episode.sequence)} on"
+                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} ids of the latest "
+                f"answered request and its output; they differ from position "
+                f"{_shared_length(ids, episode.sequence)} on"
             )
         episode.last_input = ids
         return episode
@@ -78,7 +79,7 @@ class Episodes:
     def _note_dropped(self, episode: Episode, ids: list[int], number: int) -> None:
         count = len(episode.sequence) - len(ids)
         if ids == episode.last_input and count > 0:
-            self.dropped.append(f"request {number} repeats the last request, whose answer had {count} tokens")
+            self.dropped.append(f"request {number} repeats the previous request, whose answer had {count} tokens")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
         """Return the key of the episode to which a request belongs: `ids` extend the episode's first request.

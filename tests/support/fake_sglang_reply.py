@@ -42,7 +42,7 @@ class Reply:
     ) -> Self:
         """Return a generation; `meta` overrides meta_info (None drops a key).
 
-        `matched` is used with the finish "stop", and defaults to the last id. `logprobs` (default: those of `facts`,
+        `matched` is used with the finish "stop", and defaults to the last id. `logprobs` (default: from `facts`,
         else -0.5 each) and `logprob_ids` (default: `ids`) may disagree with `ids`.
         """
         reason: dict[str, Any] = {"type": finish}
@@ -64,7 +64,7 @@ class Reply:
 
     @classmethod
     def abort(cls, ids: Sequence[int] = (), **meta: Any) -> Self:
-        """Return an aborted generation: partial with `ids`, else like that of a request that was still queued."""
+        """Return an aborted generation with these ids; without ids, the answer to a request aborted in the queue."""
         queued: dict[str, Any] = {} if ids else {"prompt_tokens": None, "cached_tokens": None}
         return cls.tokens(ids, "abort", **{**queued, **meta})
 

@@ -329,7 +329,7 @@ KIMI_K3 = """
 {%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
 # the template reads the tools from the variable `xml_tools`, and writes no calls
 SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
-# as with a thinking budget of 0: the generation prompt holds a whole thought, which later renderings leave out
+# the generation prompt holds a whole thought, as with a thinking budget of 0; later renderings leave it out
 SEED_OSS = (
     QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
     .replace(">\n{{ value", ">{{ value")

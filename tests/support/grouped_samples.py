@@ -32,7 +32,7 @@ def sample_of(
     removed: bool = False,
     sample_class: Callable[..., Any] = Sample,
 ) -> Any:
-    """Return a sample of three tokens; if `part` is given, it is this part of a fan-out (0: that of the main agent)."""
+    """Return a sample of three tokens; if `part` is given, it is this part of a fan-out (0: the main agent's)."""
     facts = {} if part is None else {"strands_rollout": {"fan_out": {"part": part, "of": 3, "kind": "agent"}}}
     sample = sample_class(
         group_index=group,

@@ -174,7 +174,7 @@ class InterruptiblePolicy:
     def _sampled_count(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
         """Return how many tokens of `planned` are in `opened` after the template's opening.
 
-        Return None if other tokens are there, or all of `planned`.
+        Return None if other tokens follow the opening, or if all of `planned` follows it.
         """
         for opening in self._openings:
             done = len(opened) - len(opening)

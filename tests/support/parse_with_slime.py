@@ -1,7 +1,7 @@
 """Parse training commands with slime's `parse_args`, and with the Megatron-LM and the SGLang that this Python imports.
 
-Run in a process of its own, with commands as lines of JSON on stdin: a list of words each. Prints a line of JSON for
-each command: the error with which it is refused, or null. Exits with 3 if a package is missing.
+Run this program in its own process. Each line of stdin is a command, as a JSON list of words. For each command, the
+program prints a line of JSON: the error that refuses the command, or null. It exits with 3 if a package is missing.
 
 No GPU is needed: torch gets the properties of an H100. Packages that parse no arguments (Ray, wandb) may be missing.
 """
@@ -71,7 +71,7 @@ def refusal_of(words: list[str]) -> str | None:
 
 
 def main() -> int:
-    """Print for each command on stdin the error of slime, Megatron-LM or SGLang, or null; return the exit status."""
+    """Print the error of slime, Megatron-LM or SGLang for each command on stdin, or null; return the exit status."""
     answers, sys.stdout = sys.stdout, sys.stderr  # packages print when they are imported
     for name in PARSE_NOTHING:
         try:

@@ -16,7 +16,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 @contextlib.contextmanager
 def ray_cluster(cpus: Mapping[str, int], *folders: Path) -> Iterator[SimpleNamespace]:
-    """Connect to a new cluster of nodes with the names and numbers of CPUs in `cpus`; all can import from `folders`."""
+    """Connect to a new cluster; `cpus` has its nodes' names and numbers of CPUs. All nodes import from `folders`."""
     if sys.platform != "linux":
         pytest.skip("Ray clusters of several nodes on one machine need Linux")
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")

@@ -44,9 +44,7 @@ class RecordingPolicy:
     def check(self, result: Any, masked: int = 0) -> list[Any]:
         """Check that each sampled token is trained at most once, and is in a sample or counted as dropped.
 
-        Returns the samples.
-
-        `masked` is the number of sampled tokens in the samples that must not be trained.
+        Of the sampled tokens in the samples, `masked` tokens must not be trained. Return the samples.
         """
         samples = result if isinstance(result, list) else [result]
         trained: list[tuple[int, float]] = []

@@ -57,7 +57,7 @@ class CalculatorEnv(MathEnv, Environment[CalculatorTask]):
 
 
 def create_env_factory(model_config: dict[str, Any], **env_config: Any) -> Any:
-    """Create a factory, as strands-env's command line calls it."""
+    """Create a factory of environments; strands-env's command line calls this function."""
     events.append("create")
     model_factory = build_model_factory(model_config)
     reward_fn = MathVerifyReward()

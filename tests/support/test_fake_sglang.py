@@ -11,5 +11,6 @@ async def test_fake_sglang_reports_a_changed_token() -> None:
         assert fake.violations == []
         await http.post(f"{fake.base_url}/generate", json={"input_ids": [1, 2, 5, 7, 9]})
     assert fake.violations == [
-        "request 5: its 5 ids don't extend the 4 ids of the last request and its output; they differ from position 3 on"
+        "request 5: its 5 ids don't extend the 4 ids of the latest answered request and its output; they differ from "
+        "position 3 on"
     ]

@@ -30,7 +30,7 @@ TOOLS = [
     }
 ]
 SAMPLED = "sampled-text-{}-mark"
-# without `<`, so that no text contains a control token; a test below covers control tokens in texts
+# texts have no `<`, so that they contain no control token; a test below covers control tokens in texts
 text = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=60)
 user = st.builds(lambda content: [{"role": "user", "content": content}], text)
 results = st.lists(

@@ -1,7 +1,7 @@
 """The agent's tools: functions that the policy may call. Replace them with your own.
 
-A tool is a function with type hints and a docstring, which the policy reads. The model that ships with strands-rollout
-knows only `execute_python_code(code)`, so the calculator has this name here.
+A tool is a function with type hints and a docstring, which the policy reads. The calculator is called
+`execute_python_code(code)` here, because the model shipped with strands-rollout was trained with this tool only.
 """
 
 import ast

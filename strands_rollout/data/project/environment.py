@@ -10,7 +10,7 @@ from strands_rollout import Task
 
 
 class Shop:
-    """Counts the uses of the calculator; each use after the first lowers the score by 0.1."""
+    """A shop that counts the uses of the calculator; each use after the first lowers the score by 0.1."""
 
     def __init__(self, task: Task) -> None:
         self.label = str(task.label)  # the right amount

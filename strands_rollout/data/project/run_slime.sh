@@ -3,7 +3,7 @@
 #   bash run_slime.sh --dry-run    prints the command and runs nothing
 #   bash run_slime.sh --lr 2e-6    all other arguments go to slime
 # Environment variables, with defaults below: SLIME_DIR, MEGATRON_DIR, HF_CHECKPOINT, SLIME_MODEL, SAVE_DIR, NUM_GPUS.
-# The arguments are those of scripts/strands_qwen3_8b.sh in strands-rollout's repository, which has more settings and checks;
+# The arguments come from scripts/strands_qwen3_8b.sh in strands-rollout's repository, which has more settings and checks;
 # scripts/prepare_model.sh there downloads and converts the model. Run this script again to continue from the last checkpoint.
 set -euo pipefail
 

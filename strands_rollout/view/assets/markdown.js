@@ -1,4 +1,4 @@
-// Markdown, parsed by markdown-it, with formulas, parsed by Temml. The page creates an element for each token, so that
+// Markdown, parsed by markdown-it; Temml parses the formulas in it. The page creates an element for each token, so that
 // text of a sample is never parsed as HTML; links are inactive. Text that is too long or too deeply nested stays raw.
 
 const MAX_MARKDOWN_CHARS = 60000;
@@ -10,12 +10,12 @@ const MAX_FORMULA_CHARS = 2000;
 const MAX_FORMULA_LINES = 40;
 const MAX_PRICE_CHARS = 400; // two dollar signs further apart don't enclose a formula
 const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
-// formulas that define macros stay raw: these could expand without bounds
+// formulas that define macros stay raw: the macros could expand without bounds
 const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand|global)(?![A-Za-z])/;
 const TEMML_OPTIONS = { trust: false, maxExpand: 200, maxSize: [30, 300], errorColor: "currentColor" };
 
 const markdown = libraries.MarkdownIt({ html: false, linkify: false, maxNesting: MAX_NESTING });
-// link definitions and entities stay raw, because parsing hides them: it removes the former and replaces the latter
+// link definitions and entities stay raw: parsing would remove link definitions and replace entities
 markdown.disable(["reference", "entity"]);
 markdown.normalizeLink = (address) => address;
 markdown.block.ruler.before("code", "formula_block", formulaBlock, { alt: ["paragraph", "blockquote", "list"] });

@@ -30,7 +30,8 @@ function errorShare(rows) {
   return total ? knownValues(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / total : null;
 }
 
-// Count groups with several rewards: return [those whose rewards differ, all, share]. GRPO learns only from rewards that differ.
+// Return [number of groups whose rewards differ, number of groups, share], for groups with several rewards. GRPO learns only from
+// rewards that differ.
 function groupSpread(rows) {
   const groups = groupBy(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
   const several = [...groups.values()].filter((own) => own.length > 1);
@@ -207,7 +208,7 @@ function timeSplit(runs, byRun) {
   return panel("mean time of an episode", ...lines, button("", "slowest first", () => { byId("sort").value = "-seconds"; filtersChanged(); }));
 }
 
-// Return [reason, row] pairs, at most 6, with at most one sample per reason, the most informative reasons first.
+// Return up to 6 [reason, row] pairs, at most one per reason; the most informative reasons come first.
 function notableSamples(rows) {
   const mixed = new Set();
   for (const [key, own] of groupBy(rows.filter((row) => row.group !== null), groupKey)) {

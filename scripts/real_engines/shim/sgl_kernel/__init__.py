@@ -1,4 +1,4 @@
-"""Stands in for sgl_kernel, which has no CPU wheel on PyPI: SGLang imports its functions, and calls none on a CPU."""
+"""Stand-in for sgl_kernel, which has no CPU wheel on PyPI: SGLang imports its functions, and calls none on a CPU."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
 """A backend that runs code on an interpreter of camel-ai, in threads.
 
-`camel` is imported only when an executor is made. This module relies on the following, from the sources of camel-ai
+`camel` is imported only when an executor is made. This module relies on this behavior, found in the sources of camel-ai
 0.2.90:
 
 - `run(code, "python") -> str`.
@@ -64,7 +64,7 @@ def import_camel() -> ModuleType:
 
 
 def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> Callable[[], Interpreter]:
-    """Return a function that makes a call's interpreter, or always returns the instance `interpreter`."""
+    """Return a function that makes the interpreter of a call; for an instance, the function returns this instance."""
     base = import_camel().BaseInterpreter
     found = _load_interpreter(interpreter) if isinstance(interpreter, str) else interpreter
     if isinstance(found, type) and issubclass(found, base):
@@ -78,8 +78,8 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
         return functools.partial(found, **chosen)
     if options:
         raise ConfigError(
-            f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected options only for an "
-            "interpreter that is given as a class, or by the name of a class"
+            f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected options only if interpreter "
+            "is a class or the name of a class"
         )
     if isinstance(found, base):
         _check_no_confirmation(found)
@@ -144,7 +144,7 @@ def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Int
 
 
 def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) -> ExecutionResult:
-    """Parse the text of an interpreter: stdout, and stderr and exit code if the interpreter marks them."""
+    """Parse an interpreter's answer; if the interpreter does not mark stderr and exit code, all of it is stdout."""
     text = str(answer)
     if _is_instance_of(interpreter, "InternalPythonInterpreter"):
         return ExecutionResult("" if text == "None" else text, "", 0)
@@ -166,7 +166,7 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 
 
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
-    """Return the result of a call for which the interpreter's `run` raised `error`."""
+    """Return a call's result after the interpreter's `run` raised `error`."""
     message = f"{type(error).__name__}: {error}"
     if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
         if isinstance(error, UnboundLocalError):
@@ -205,7 +205,7 @@ def _run_in_daemon_thread(work: Callable[..., Any], *args: object) -> Future[Any
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # extra time for an interpreter that enforces the time limit itself
 _START_TIMEOUT_S: Final = 600.0  # the image of the first container may have to be built
-_POLL_S: Final = 0.05  # interval of checks whether an abandoned thread has ended
+_POLL_S: Final = 0.05  # how often to check whether an abandoned thread has ended
 
 
 class CamelExecutor(LoopExecutor):
@@ -226,18 +226,18 @@ class CamelExecutor(LoopExecutor):
     Args:
         interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
             function without arguments that makes an interpreter, or an instance.
-        options: Keyword arguments for the constructor; only if `interpreter` is a name, a path or a class. Defaults
-            where the constructor accepts them: require_confirm=False, print_stderr=False, raise_error=True.
+        options: Keyword arguments for the constructor, if `interpreter` is a name, a path or a class. Defaults, if the
+            constructor accepts them: require_confirm=False, print_stderr=False, raise_error=True.
         timeout_s: Default limit in wall-clock seconds, from the start of the interpreter's `run`; a call may set its
             own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Maximum number of calls that run at once; the others wait. Must be 1 if the interpreter runs
+        max_concurrency: Maximum number of calls that run at once; further calls wait. Must be 1 if the interpreter runs
             code in this process. Ignored (always 1) for an instance, except one of `SubprocessInterpreter`.
         reuse: Keep interpreters and their state between calls; for interpreters that are slow to start.
 
     Raises:
         ConfigError: camel-ai can't be imported, there is no such interpreter, or an argument is invalid. `run` raises
-            it, too, for a function whose interpreter would wait on stdin or needs `max_concurrency=1`.
+            it, too, if a function made an interpreter that would wait on stdin or needs `max_concurrency=1`.
     """
 
     def __init__(

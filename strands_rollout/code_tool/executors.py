@@ -39,7 +39,7 @@ class ExecutionResult:
             passed to `sys.exit`.
         timed_out: The time limit ended the code; `stdout` and `stderr` hold the output that the backend received
             until then.
-        truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
+        truncated: At least one stream exceeded the backend's limit; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to its end.
         killed_by: What ended the code from outside, such as a limit or a signal ("time limit of 30 s", "SIGSEGV
             (crash)"); None if the code ended by itself, or if there is an `infra_error`.
@@ -66,7 +66,7 @@ class ExecutionResult:
 class ExecutorFacts:
     """An executor's capabilities; None means unknown.
 
-    The code tool's description states the libraries, the memory and the isolation, where they are known.
+    The code tool's description states `libraries`, `memory_mb` and `isolated` if they are known.
 
     Attributes:
         libraries: Libraries that can be imported besides the standard library.
@@ -91,18 +91,18 @@ class CodeExecutor(Protocol):
     - Whatever the code does, `run` returns an `ExecutionResult` and raises no exception.
     - stdin is empty. Of the caller's environment variables, the code sees at most those for the locale and for the
       folders of shared libraries.
-    - After a failure of its own, the backend repeats the call where that is safe, before it reports the failure.
+    - Before the backend reports a failure of its own, it repeats the call if that is safe.
 
-    A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
-    memory and isolation), and an async method `start`. `start` is awaited before each episode, and raises an error
-    that would make every call fail.
+    A backend may have an attribute `facts`, an `ExecutorFacts`. Without it, the tool's description omits libraries,
+    memory and isolation. A backend may also have an async method `start`, which is awaited before each episode. If
+    every call would fail, `start` raises the error.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         """Run code to its end or to the time limit.
 
         Args:
-            code: Source of a Python module. If it ends with an expression, the value is printed, except None.
+            code: Source of a Python module. If it ends with an expression, the value is printed, unless it is None.
             timeout_s: Wall-clock limit in seconds from the first instruction; None for the backend's default.
             session: Name of an interpreter that keeps its variables between calls; None for a fresh interpreter.
 
@@ -213,8 +213,8 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
             The mapping's key `name` holds such a name or path; its other keys are the arguments.
 
     Raises:
-        ConfigError: `setting` names no executor, the named class or function does not exist or does not accept the
-            arguments, or what it makes is no `CodeExecutor`.
+        ConfigError: `setting` names no executor; the named class or function does not exist, or does not accept the
+            arguments; or its result is not a `CodeExecutor`.
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
@@ -229,7 +229,7 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(
-            f"got executor={setting!r}; expected a name, or a mapping with the key 'name', whose other keys are options"
+            f"got executor={setting!r}; expected a name, or a mapping with the key 'name' and the options"
         )
     make = _resolve_factory(name)
     try:
@@ -250,8 +250,8 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
 def _resolve_factory(name: str) -> Callable[..., object]:
     if name == "ray" or (name.startswith("strands_rollout.") and name.endswith("RayExecutor")):
         raise ConfigError(
-            f"got the executor {name!r}, which was removed; set episode_workers instead: it spreads the episodes and "
-            "the code that they run over the nodes of the Ray cluster"
+            f"the executor {name!r} was removed; set episode_workers instead: it spreads the episodes and the code "
+            "that they run over the nodes of the Ray cluster"
         )
     path = EXECUTORS.get(name, name)
     if "." not in path:

@@ -80,7 +80,7 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
     for file in distribution.files or ():
         if not file.is_absolute() and ".." not in file.parts and file.parts[:1] not in {(), ("__pycache__",)}:
             yield str(distribution.locate_file("")), file.parts[0]
-    # also look up its modules: a distribution that the operating system installed has no list of files, and an
+    # also look up the modules: a distribution installed by the operating system has no list of files, and an
     # editable one lists only the .pth file
     listed = distribution.read_text("top_level.txt")
     modules = listed.split() if listed is not None else [distribution.name.replace("-", "_")]
@@ -101,7 +101,7 @@ _MAX_CODE_CHARS: Final = 16_000_000
 
 
 class LocalExecutor(CodeExecutor):
-    """Executor with a confined process on this machine for each piece of code, or for all pieces of a session.
+    """Executor that runs code on this machine, in a confined process for each call or session.
 
     The first call (or `start`) starts a supervisor process and a fork server. The fork server keeps the libraries in
     memory, and forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of
@@ -120,13 +120,13 @@ class LocalExecutor(CodeExecutor):
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         memory_mb: Maximum address space of a process in mebibytes.
-        disk_mb: Maximum mebibytes that a process may have on disk, and in one file.
+        disk_mb: Maximum disk space of a process's files, and maximum size of one file, in mebibytes.
         max_files: Maximum number of files and directories of a process.
         max_threads: Maximum number of threads of a process.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
         max_output_mb: Code that prints more mebibytes than this, on stdout and stderr together, is killed.
-        max_concurrency: Maximum number of calls that run at once; the others wait. None for the number of usable CPUs,
-            at least 2.
+        max_concurrency: Maximum number of calls that run at once; further calls wait. None for the number of usable
+            CPUs, at least 2.
         libraries: Modules that can be imported besides the standard library, with the requirements of their
             distributions. Imported at the start.
         isolation: Weakest mode that is accepted: "full" (all layers); "files" (all but the filter of system calls);
@@ -231,7 +231,7 @@ class LocalExecutor(CodeExecutor):
         if self._pid != os.getpid():
             self._reset_process_state()
         called_at = time.monotonic()
-        # the session first: a call that waits for its session must not occupy a slot
+        # wait for the session first: meanwhile, the call must not occupy a slot of the queue
         async with self._session_slot(session), self._queue.slot(self._cancel_orphaned_calls):
             queued_s = time.monotonic() - called_at
             if session is None:
@@ -298,7 +298,7 @@ class LocalExecutor(CodeExecutor):
     def _on_start_done(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)
         if not starting.cancelled():
-            starting.exception()  # retrieved: otherwise, asyncio would log it if all waiting calls were cancelled
+            starting.exception()  # retrieve it: otherwise, asyncio would log it if all waiting calls were cancelled
 
     def _start(self) -> SandboxProcesses:
         with self._lock:

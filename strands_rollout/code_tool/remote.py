@@ -53,7 +53,7 @@ class LoopExecutor(executors.StatelessExecutor):
 
     The first call starts the thread. With a single loop, a backend needs one connection pool, one semaphore and no
     lock, however many loops call it. If a backend blocks its loop briefly, for example to start a process, no other
-    loop is blocked. An executor that nobody closed is closed when the interpreter exits.
+    loop is blocked. When the interpreter exits, it closes an executor that is still open.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ _MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no operating system has larger exit codes
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """A piece of code and its limits: `text` returns a script that runs the code; `result` parses its output."""
+    """Code and its limits: `text` returns a script that runs the code; `result` parses the script's output."""
 
     code: str
     timeout_s: float
@@ -173,7 +173,7 @@ class RemoteProgram:
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the supervisor's own lines in stdout
 
     def text(self) -> str:
-        """Return the script, in ASCII; it needs no arguments, no files and no stdin."""
+        """Return the ASCII text of the script, which needs no arguments, files or stdin."""
         job = asdict(self)
         return (
             "import base64, json, sys, types, zlib\n"
@@ -187,13 +187,13 @@ class RemoteProgram:
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
         """Return the result from the supervisor's report in the script's output; other lines are skipped.
 
-        Without a report, the result has an `infra_error` unless the output shows that the code started. If the code
-        started, the result has no output of the code. The result's `killed_by` is then the time limit (if `gave_up`) or
-        the end of the supervisor.
+        If there is no report and no sign that the code started, the result has an `infra_error`. If the code started
+        but there is no report, the result has no output. Its `killed_by` is then the time limit (if `gave_up`) or the
+        end of the supervisor.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.
-            stderr: The script's stderr, quoted if the script did not start.
+            stderr: The script's stderr, quoted in an `infra_error`.
             exit_code: The script's exit code, None if unknown.
             gave_up: True if the sandbox stopped waiting before the script ended.
         """
@@ -204,7 +204,7 @@ class RemoteProgram:
             end = "it did not end in time" if gave_up else f"exit code {exit_code}"
             output = (stderr.strip() or stdout.strip())[-_SHOWN_CHARS:]
             return executors.infra_failure(f"the program did not start in the sandbox ({end}): {output!r}")
-        # no report although the code started: the code ended or stopped its supervisor, or spoiled the output
+        # the code started, but there is no report: it ended or stopped its supervisor, or spoiled the output
         killed_by = f"time limit of {self.timeout_s:g} s" if gave_up else "the end of its supervisor"
         return ExecutionResult("", "", exit_code or -9, timed_out=gave_up, killed_by=killed_by)
 
@@ -257,8 +257,8 @@ class SubprocessExecutor(LoopExecutor):
     private scratch directory as HOME and working directory, and an empty stdin. Wall-clock time, memory, file size and
     output are limited.
 
-    At most `max_concurrency` calls run at once, over all event loops; the others wait. A call's time limit starts with
-    its code.
+    At most `max_concurrency` calls run at once, over all event loops; further calls wait. A call's time limit starts
+    with its code.
 
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
@@ -300,7 +300,7 @@ class SubprocessExecutor(LoopExecutor):
 
 
 async def _run_in_subprocess(program: RemoteProgram, folder: str) -> ExecutionResult:
-    # the child's whole environment; a single thread per numeric library, which otherwise starts one per core
+    # the child gets only these variables; they limit numeric libraries to one thread, instead of one per core
     path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     environment = {"PATH": path, "LANG": "C.UTF-8", "TMPDIR": folder}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

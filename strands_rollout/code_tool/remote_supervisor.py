@@ -4,15 +4,15 @@ It runs without this package, on Python 3.8 or newer and POSIX, with the standar
 with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. If
 the first line is missing, the sandbox is at fault; if only the report is missing, the code is.
 
-The supervisor and the code are three processes. At its timeout, a sandbox kills the process group of the first; then
-the other two end as well:
+The supervisor and the code are three processes. At its timeout, a sandbox kills the process group of the parent; then
+the watcher and the child end as well:
 
-- The first process only waits and cleans up.
-- The second, in a process group of its own, watches the code. The end of a pipe tells it that the first has died.
-- The third, in a session of its own, runs the code.
+- The parent only waits and cleans up.
+- The watcher, in a process group of its own, watches the code. The end of a pipe tells it that the parent has died.
+- The child, in a session of its own, runs the code.
 
-Code gains nothing by stopping the second process. When the first dies, the kernel sends SIGHUP and SIGCONT to the
-orphaned process group, and the second continues.
+Code gains nothing by stopping the watcher. When the parent dies, the kernel sends SIGHUP and SIGCONT to the orphaned
+process group, and the watcher continues.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FIRST_FREE_FD = 3
 def run(job: dict[str, Any], sources: dict[str, str]) -> None:
     """Run `job["code"]` in a child under its limits, and print the lines that `remote.py` parses.
 
-    Returns only in the child, which then exits like any interpreter; the other processes end in this function.
+    Returns only in the child, which then exits like any interpreter; the parent and the watcher end in this function.
     """
     scratch = os.environ.get("TMPDIR", "/tmp") + "/code-" + job["token"]  # noqa: S108 - the token is random
     os.mkdir(scratch, 0o700)  # noqa: PTH102 - pathlib is slow to import
@@ -78,9 +78,9 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Fork, and return only in the child, which gets a process group of its own.
+    """Fork the watcher, and return only in the watcher, which gets a process group of its own.
 
-    The parent waits for the child, removes the scratch directory and exits.
+    The parent waits for the watcher, removes the scratch directory and exits.
 
     Returns:
         The reading end of a pipe; the pipe reaches its end of file when the parent dies.
@@ -153,7 +153,7 @@ def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, jo
 
 
 class CodeWatch:
-    """Monitor of running code: reads the code's output, enforces its limits, and encodes the report."""
+    """Monitor that reads the output of running code, enforces the limits, and encodes the report."""
 
     def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:
         self.child = child

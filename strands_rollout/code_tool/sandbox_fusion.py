@@ -1,13 +1,13 @@
 """A backend that runs code on servers of ByteDance's SandboxFusion, over HTTP.
 
-This module relies on the following, from the sources of bytedance/SandboxFusion (sandbox/server/sandbox_api.py,
+This module relies on this behavior, found in the sources of bytedance/SandboxFusion (sandbox/server/sandbox_api.py,
 sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and its issues:
 
 - `POST /run_code` takes {"code", "language", "run_timeout", "compile_timeout", "memory_limit_MB", "stdin", "files",
   "fetch_files"} and answers 200 with {"status": "Success" | "Failed" | "SandboxError", "message", "compile_result",
   "run_result", "executor_pod_name", "files"}; each result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
-  "execution_time", "return_code", "stdout", "stderr"}, all but the status nullable. "SandboxError" is the server's own
-  fault; an unexpected exception is a 500 with {"detail", "traceback"}.
+  "execution_time", "return_code", "stdout", "stderr"}. All but the status may be null. "SandboxError" is the server's
+  own fault; an unexpected exception is a 500 with {"detail", "traceback"}.
 - The server reads the script's pipes only after the script has ended. A script that prints about 200 KB or more
   therefore hangs until the time limit, and its output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a
   whole. Therefore the script prints a small report in ASCII, and the code never writes to the server's pipes.
@@ -36,7 +36,7 @@ from strands_rollout.errors import ConfigError
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # required by the server, unused for Python
 _ANSWER_MARGIN_S: Final = 30.0  # after the server's own limit; a server that has not answered by then counts as hanging
-# below the 64 KiB of a pipe and of asyncio's reader: the server reads only after the script has ended
+# a report must fit into the 64 KiB of a pipe and of asyncio's reader: the server reads after the script has ended
 _MAX_REPORT_BYTES: Final = 60_000
 _COOLDOWN_S: Final = 5.0
 _MAX_COOLDOWN_S: Final = 60.0
@@ -51,7 +51,7 @@ class _Fault:
 
     Attributes:
         message: Text for the error of the call.
-        wait_s: Seconds that the server asked to wait (Retry-After); None if it named no number of seconds.
+        wait_s: How long the server asked to wait, in seconds (Retry-After); None if it named no number of seconds.
         is_retryable: The same server may succeed at a second attempt.
     """
 
@@ -90,15 +90,15 @@ class SandboxFusionExecutor(LoopExecutor):
 
     A call goes to the server with the fewest requests in flight. A server that fails is avoided for 5 s. If it fails
     repeatedly or asks to wait (Retry-After), it is avoided for up to a minute. The failed call is repeated once, on
-    another server. If there is only one server, the call is repeated there, but only if this may succeed. Isolation
-    depends on the servers' configuration.
+    another server. If there is only one server, the call is repeated there, but only if a second attempt may succeed.
+    Isolation depends on the servers' configuration.
 
     These are failures of a server: it can't be reached; it gives no answer in time; it answers with an HTTP status
     other than 200, with "SandboxError" or in another format; it does not start the script.
 
     Cancelling `run` closes the request, which a server does not notice: the code runs on to its end or its time limit.
-    A result's `queued_s` is the time in which the code did not run. It includes waiting for a slot, the network, the
-    server's own delays, and a failed first attempt.
+    A result's `queued_s` is the call's time without the code's run time. It includes waiting for a slot, the network,
+    the server's own delays, and a failed first attempt.
 
     Args:
         urls: A list with the `http://host:port` of each server, or a string for a single server; a trailing `/run_code`

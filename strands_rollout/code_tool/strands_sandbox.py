@@ -1,7 +1,7 @@
 """Two adapters: a code executor on a `strands.sandbox.Sandbox`, and a `Sandbox` on a code executor.
 
-A sandbox may be a container, a host behind ssh or a cloud runtime. This module relies on the following, from the
-sources of strands-agents 1.51 to 1.62:
+A sandbox may be a container, a host behind ssh or a cloud runtime. This module relies on this behavior, found in
+the sources of strands-agents 1.51 to 1.62:
 
 - `execute_code_streaming(code, language, timeout=...)` yields `StreamChunk`s and finally an `ExecutionResult`. At its
   timeout it raises `SandboxTimeoutError`, with the partial output in versions after 1.51. Closing the generator ends
@@ -54,10 +54,10 @@ class StrandsSandboxExecutor(LoopExecutor):
     """Executor that runs each piece of code inside a sandbox, in a fresh interpreter and its own scratch directory.
 
     Isolation depends on the sandbox; `NotASandboxLocalEnvironment` isolates nothing. Of the sandbox's environment
-    variables the code sees only PATH, locale, time zone, library path, and the numbers of threads of numeric libraries.
+    variables the code sees only PATH, locale, time zone, library path, and the thread counts of numeric libraries.
     The sandbox's files outside of the scratch directory have their usual absolute paths.
 
-    The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
+    The sandbox is called on this executor's own event loop, so it starts no processes on the caller's loop.
     Cancelling `run` closes the sandbox's stream. Strands' local sandbox then kills its processes, so the code ends
     immediately. With `docker exec`, for example, the code runs on to its end or its time limit.
 
@@ -66,7 +66,7 @@ class StrandsSandboxExecutor(LoopExecutor):
             caller owns a `Sandbox` that it passes. The sandbox must be a POSIX system with Python 3.8 or newer.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Maximum number of calls that run at once; the others wait.
+        max_concurrency: Maximum number of calls that run at once; further calls wait.
         language: The interpreter's name in the sandbox.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The executor's side of the supervisor process: makes a scratch directory, starts the process, and exchanges messages.
+"""The executor's side of the supervisor process: its scratch directory, its start, and the exchange of messages.
 
 One thread reads the socket, and a second writes what the socket does not accept immediately. An event loop therefore
 never waits for the supervisor, even if the supervisor is busy or stopped.
@@ -37,8 +37,8 @@ class ScratchRoot:
     """An executor's scratch directory, locked while the executor lives.
 
     The directory is made in `parent`. Without a `parent`, it is made in the temporary directory, or for root in /tmp if
-    other users can enter /tmp but not the temporary directory. Directories that dead executors of the same user left
-    there are deleted.
+    other users can enter /tmp but not the temporary directory. Directories left there by dead executors of the same
+    user are deleted.
 
     Raises:
         SandboxError: The directory can't be made, or the disk is almost full.
@@ -272,10 +272,10 @@ def _settle(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome:
 
 
 def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    # the only variables of this process that code can see
+    # code can see only these variables of this process
     inherited = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    # a fixed hash seed: sets print in the same order in every run, so that the policy trains on reproducible results
+    # with a fixed hash seed, sets print in the same order in every run: the policy trains on reproducible results
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
     # without this, macOS kills a forked process that uses libraries loaded by its parent
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
@@ -308,8 +308,8 @@ class SandboxReport:
     Attributes:
         enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.
         missing: Layer -> reason why it is missing.
-        isolation: Strongest mode of which no layer is missing; "rlimits" if there is no such mode.
-        start_s: Seconds that the start took.
+        isolation: Strongest mode without missing layers; "rlimits" if there is no such mode.
+        start_s: Duration of the start in seconds.
     """
 
     enforced: dict[str, str]

@@ -1,4 +1,4 @@
-"""The code tool runs model-written Python. This module has its specification, formats results, and makes the tool.
+"""The code tool, which runs model-written Python: its specification, its construction, and the format of its results.
 
 The shipped model was trained on this specification: changing a word of it changes the model's input.
 """
@@ -225,7 +225,7 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCallTotals) -> AsyncIterator[CodeTool | None]:
-    """Make the code tool of one episode; its code session, if the settings ask for one, ends with the context.
+    """Make the code tool of one episode. If the settings ask for a code session, the session ends with the context.
 
     Yields None if the settings don't list the tool, or if an environment plays the episodes.
 

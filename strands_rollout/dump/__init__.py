@@ -18,10 +18,10 @@ spans, times, stop reason) are where `generate` wrote them, in `metadata["strand
 
 Secrets are masked in two ways:
 
-- by the names of keys, and by patterns for bearer tokens and for secrets in URLs: in `metadata`, `train_metadata` and
-  `apply_chat_template_kwargs`, but not in the saved messages of an aborted episode;
-- by their values: secrets in the environment or the settings of the process that writes the dump are masked in the
-  same mappings, and in prompt, response, label and reward.
+- By the names of keys, and by patterns for bearer tokens and for secrets in URLs. This masks `metadata`,
+  `train_metadata` and `apply_chat_template_kwargs`, except the saved messages of an aborted episode.
+- By their values, for secrets in the environment or the settings of the process that writes the dump. This masks
+  these three mappings, and prompt, response, label and reward.
 
 Tokens are not masked: decoded, they are the text that the policy read and wrote.
 

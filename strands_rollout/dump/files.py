@@ -5,8 +5,8 @@ A file can be read while a run still writes to it: each sample is flushed before
 slime's `--save-debug-rollout-data` is read without torch, and without running code from the file. `torch.save` writes
 an uncompressed zip with one pickle and the bytes of each storage (torch/serialization.py). slime saves
 `{"rollout_id": ..., "samples": [Sample.to_dict()]}` (slime/observability/rollout_data_utils.py). The pickle may name
-only the few classes and functions below, which make plain values or NumPy arrays. So a file from an untrusted source
-can't run code or read memory outside its own data.
+only torch's storage types and `_ALLOWED_NAMES`, which make plain values or NumPy arrays. So a file from an untrusted
+source can't run code or read memory outside its own data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strands_rollout.files.safe_files import open_regular, write_all
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import find_secrets
 
-# far longer than any sample: a bound is needed since a gzip file can expand to a thousand times its size
+# no sample is nearly as long; a bound is needed, since a gzip file can expand to a thousand times its size
 _MAX_LINE_BYTES: Final = 1 << 28
 _JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz")
 _TORCH_SUFFIXES: Final = (".pt", ".pth")
@@ -118,7 +118,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """Return the folder of the tokenizer with which a dump was written.
+    """Return the folder of the tokenizer that a dump names.
 
     Of the first 16 samples, the first one that names a tokenizer counts.
 
@@ -300,7 +300,7 @@ def _load_content(file: BinaryIO, path: Path) -> object:
         raise _UnsupportedError("it is compressed; expected an uncompressed file, as torch.save writes")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]
     if len(pickles) != 1:
-        raise _UnsupportedError(f"got {len(pickles)} members named data.pkl; expected one, as torch.save writes")
+        raise _UnsupportedError(f"it has {len(pickles)} members named data.pkl; expected one, as torch.save writes")
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
         raise _UnsupportedError("its numbers are big-endian; expected little-endian")
@@ -335,7 +335,7 @@ class _PlainUnpickler(pickle.Unpickler):
             self._storages[dtype, key] = _Storage(np.frombuffer(data, dtype=_STORAGE_DTYPES[dtype]))
         storage = self._storages[dtype, key]
         if len(storage.numbers) != count:
-            raise _UnsupportedError(f"got a storage of {len(storage.numbers)} numbers; expected {count!r:.40}")
+            raise _UnsupportedError(f"it has a storage of {len(storage.numbers)} numbers; expected {count!r:.40}")
         return storage
 
 
@@ -388,7 +388,7 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
     count = math.prod(sizes)
     last = start + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if count > len(numbers) or (count and last >= len(numbers)):
-        got = f"got a tensor of size {sizes!r:.80} and stride {strides!r:.80}"
+        got = f"it has a tensor of size {sizes!r:.80} and stride {strides!r:.80}"
         raise _UnsupportedError(f"{got}, which exceeds its storage of {len(numbers)} numbers")
     if not count:
         return np.empty(sizes, numbers.dtype)
@@ -398,7 +398,7 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
 
 def _check_lengths(value: object) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or any(type(length) is not int or length < 0 for length in value):
-        raise _UnsupportedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
+        raise _UnsupportedError(f"it has the lengths {value!r:.80}; expected whole numbers from 0")
     return tuple(value)
 
 
@@ -424,7 +424,9 @@ class _Array(np.ndarray[Any, Any]):
         _, shape, kind, is_fortran, data = state
         is_complete = isinstance(kind, _Dtype) and type(data) is bytes
         if not is_complete or math.prod(_check_lengths(shape)) * kind.dtype.itemsize != len(data):
-            raise _UnsupportedError(f"got an array of shape {shape!r:.40}; expected as many bytes as the shape needs")
+            raise _UnsupportedError(
+                f"it has an array of shape {shape!r:.40}; expected as many bytes as the shape needs"
+            )
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
 
@@ -434,7 +436,7 @@ def _empty_array(*_: object) -> _Array:
 
 def _rebuild_number(dtype: _Dtype, data: bytes) -> np.generic:
     if not isinstance(dtype, _Dtype) or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
-        raise _UnsupportedError(f"got {data!r:.40} for a number; expected as many bytes as its type has")
+        raise _UnsupportedError(f"it has {data!r:.40} for a number; expected as many bytes as its type has")
     number: np.generic = np.frombuffer(data, dtype=dtype.dtype)[0]
     return number
 

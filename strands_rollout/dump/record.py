@@ -52,8 +52,8 @@ def to_json(value: object, where: str) -> Json:
     """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays, mappings as dicts.
 
     Raises:
-        DumpError: The value contains itself, is nested too deeply, or holds an unsupported object. Supported are plain
-            values, NumPy arrays and scalars (numbers, booleans), tensors, and PIL images that a PNG can hold. The
+        DumpError: The value contains itself, is nested too deeply, or holds an unsupported object. These are supported:
+            plain values, NumPy arrays and scalars (numbers, booleans), tensors, and PIL images that a PNG can hold. The
             message names `where`.
     """
     try:
@@ -69,7 +69,7 @@ def to_json(value: object, where: str) -> Json:
 def from_json(value: Json) -> Json:
     """Convert the JSON of `to_json` back to the value; raise ValueError if the JSON is damaged."""
     if isinstance(value, list):
-        # fast path, since lists of numbers are most of a dump
+        # take a fast path: most of a dump is lists of numbers
         return value if set(map(type, value)) <= _JSON_SCALARS else [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
@@ -81,7 +81,7 @@ def from_json(value: Json) -> Json:
     try:
         return decode(value[key])
     except (TypeError, ValueError, LookupError, binascii.Error) as e:
-        raise ValueError(f"got a damaged {key}: {e}") from e
+        raise ValueError(f"{key} is damaged: {e}") from e
 
 
 class _NotExpressibleError(Exception):
@@ -216,7 +216,7 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerIdentity:
-    """The tokenizer with which a sample was written."""
+    """Name and vocabulary hash of a sample's tokenizer."""
 
     name: str  # the tokenizer's absolute folder, or its id on the hub; may be empty
     fingerprint: str  # a hash of the vocabulary without added tokens, which depend on transformers' release
@@ -233,7 +233,7 @@ class TokenizerIdentity:
 
     @classmethod
     def read(cls, value: Json) -> TokenizerIdentity | None:
-        """Read the identity that a dump's line records; None if it records none.
+        """Read the identity recorded in a line of a dump; return None if `value` is None.
 
         Raises:
             LookupError, TypeError: The recorded identity is malformed.
@@ -274,12 +274,12 @@ class DumpRecord:
     """A sample of a dump.
 
     Attributes:
-        values: The values of `Sample.to_dict`; fields that a file lacks have their defaults.
+        values: The values of `Sample.to_dict`; fields missing in a file have their defaults.
         where: File and line (or position in slime's file, from 0), for messages; empty if made from a sample.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
-        token_texts: Bytes by token id, for the ids whose texts the dump has.
+        token_texts: Bytes by token id, for ids whose texts are in the dump.
         violations: Faults that an evaluation found in the sample.
-        tokenizer: The tokenizer with which the sample was written, if recorded.
+        tokenizer: The sample's tokenizer, if recorded.
     """
 
     values: dict[str, Any]
@@ -333,7 +333,7 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a dump record was not written with the tokenizer of `texts`, called `name` in messages.
+    """Raise ConfigError if a dump record was not written with the tokenizer of `texts`; messages call it `name`.
 
     The tokenizer must have at least nine tenths of the record's ids. If the record has a fingerprint or texts of ids,
     they must equal the tokenizer's.
@@ -347,7 +347,7 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample ids that only pad its vocabulary
         raise ConfigError(
-            f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} lacks, such as {unknown[-1]}; "
+            f"{record.where}: {name} lacks {len(unknown)} of the {len(ids)} ids, such as {unknown[-1]}; "
             "name the tokenizer of the policy that sampled the tokens"
         )
     for token, text in record.token_texts.items():
@@ -393,7 +393,7 @@ def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> d
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """Return the record in a line of a dump of this or an earlier version, or of the results of `eval`.
+    """Return the record in a line of a dump (of this or an earlier version) or of `eval`'s results.
 
     Raises:
         DumpError: The line has no sample, is broken, or has a newer format; the message begins with `where`.
@@ -470,8 +470,8 @@ def slime_record(values: object, where: str) -> DumpRecord:
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return one of a sample's mappings, such as `metadata`, with secrets masked.
 
-    Values with a secret's key are masked, and secrets in texts, such as bearer tokens. The saved state of an aborted
-    episode stays unchanged, so that the episode can be resumed.
+    This masks values whose keys name a secret, and secrets in texts, such as bearer tokens. The saved state of an
+    aborted episode stays unchanged, so that the episode can be resumed.
     """
     cleaned: dict[str, Any] = mask(values, _SECRET_KEYS)
     facts = recorded_facts(values)
@@ -527,10 +527,10 @@ def _build_step(kind: str, at_s: object, s: object, **more: int | None) -> Step 
 
 
 def durations_of(facts: EpisodeFacts) -> dict[str, float] | None:
-    """Return the seconds of generation, of tools, of waiting and of the whole episode; None if the whole is unknown.
+    """Return the seconds of generation, tools, waiting and the whole episode; None if the whole is unknown.
 
-    If the start of each step is recorded, time in which several steps run is counted once. Waiting is the rest, and
-    includes the time in which tools waited for the sandbox.
+    If the start of each step is recorded, overlapping steps of a kind are counted once. Waiting is the rest, and
+    includes the time that tools waited for the sandbox.
     """
     generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:
@@ -547,7 +547,7 @@ def durations_of(facts: EpisodeFacts) -> dict[str, float] | None:
 
 
 def _busy_seconds(steps: Iterable[Step]) -> float:
-    """Return the seconds in which at least one of the steps, sorted by their start, was in progress."""
+    """Return how many seconds at least one step was in progress; the steps must be sorted by their start."""
     total = end = 0.0
     for step in steps:
         total += max(0.0, step.at_s + step.s - max(end, step.at_s))

@@ -68,7 +68,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def show_next(*words: object, folder: Path | None = None) -> None:
-    """Print on stderr the next command, as the user must type it; if `folder` is given, put a `cd` to it in front."""
+    """Print the next command on stderr, as the user must type it; if `folder` is given, put a `cd` to it in front."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     if program.name == name and shutil.which(name) != str(program):

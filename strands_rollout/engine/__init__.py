@@ -150,7 +150,7 @@ def serve(
     `on_ready` is called with the base URL when requests are accepted. By default, the URL is logged. For the other
     arguments and for errors, see `running_engine`.
     """
-    # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
+    # Use one BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
     if "numpy" in sys.modules:
         logger.debug("numpy is already imported; its BLAS keeps its own number of threads")
     for name in _BLAS_THREAD_VARIABLES:
@@ -199,8 +199,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own: Ctrl-C reaches only this process, not the engine. This process lets its samples end
-        # before it stops the engine
+        # Start a new session, so that Ctrl-C reaches only this process, not the engine. This process lets its samples
+        # end before it stops the engine.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )

@@ -153,9 +153,9 @@ class Engine:
 
     Attributes:
         model_path: Folder of the weights of the last successful update; at first the model's folder.
-        weight_version: Version that the last successful update or renaming set; "default" at first. If an update can't
+        weight_version: Version set by the last successful update or renaming; "default" at first. If an update can't
             empty the cache, the new weights are used, but `weight_version` stays, as in SGLang. Finished generations
-            report the version that sampled them.
+            report the version that sampled their last token.
         is_paused: True between `pause` and `resume`; new generations wait until `resume`.
     """
 
@@ -221,7 +221,7 @@ class Engine:
                 self.worker.post(lambda scheduler: scheduler.cancel(generation))
 
     def abort(self, rid: str | None) -> None:
-        """Abort all generations (None), or those whose rid begins with `rid`.
+        """Abort the generations whose rid begins with `rid`; None aborts all generations.
 
         If no generation in flight has exactly this `rid`, nothing is aborted. See `Scheduler.abort`. Generations held
         back by a pause or an update keep waiting.
@@ -240,7 +240,7 @@ class Engine:
         await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
-        """Load the weights of a folder with a model of the same shape; if `flush`, empty the prefix cache.
+        """Load the weights in `folder`, which must have the same shapes; if `flush`, empty the prefix cache.
 
         If `version` is None, the old version stays.
 
@@ -248,7 +248,7 @@ class Engine:
         If the engine is paused, the update does not wait.
 
         Returns:
-            False if the cache could not be emptied: generations are paused in place. The new weights are used
+            False if the cache could not be emptied, because generations are paused in place. The new weights are used
             nevertheless, but `weight_version` and `model_path` are not changed.
 
         Raises:

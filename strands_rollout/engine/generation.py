@@ -82,7 +82,7 @@ _FRONT_END_INTERVAL_TOKENS = 50
 
 
 class VersionSpan(NamedTuple):
-    """A range of output tokens, start to end - 1, that one weight version sampled."""
+    """The output tokens start to end - 1, sampled by one weight version."""
 
     version: str
     start: int
@@ -144,7 +144,7 @@ class InFlightGeneration:
     crashed: bool = False
 
     def close_span(self, version: str, output_count: int) -> None:
-        """Assign to `version` the output tokens up to `output_count` that are in no span yet."""
+        """Add the output tokens up to `output_count` that are in no span yet to a span of `version`."""
         last = self.weight_spans[-1] if self.weight_spans else None
         if last is None:
             self.weight_spans.append(VersionSpan(version, 0, output_count))
@@ -356,7 +356,7 @@ def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
     """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return all weights.
 
-    Each of the three is applied to the whole distribution, as in SGLang. A token stays if all of this is true:
+    As in SGLang, each limit is applied to the whole distribution. A token stays if all of this is true:
 
     - fewer than top-k tokens are ranked before it;
     - the tokens before it have a total probability of at most top-p;
@@ -508,7 +508,7 @@ def _random_numbers(seed: int, position: int, count: int) -> Doubles:
     """Return the random numbers that sample `count` tokens from `position` on.
 
     As in SGLang, the numbers depend only on seed and position: a request that continues a partial output gets the same
-    tokens as the uninterrupted generation. The numbers are not those of SGLang.
+    tokens as the uninterrupted generation. SGLang's numbers are different.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

@@ -143,7 +143,7 @@ async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: obj
             except BaseException as e:  # raised again in the request's handler
                 future.set_exception(e)
 
-    # a daemon, unlike asyncio's threads, so that unfinished work doesn't delay the exit of the process
+    # Start a daemon, unlike asyncio's threads, so that unfinished work doesn't delay the exit of the process.
     threading.Thread(target=run, name="engine-request", daemon=True).start()
     return await asyncio.wrap_future(future)
 

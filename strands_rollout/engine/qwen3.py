@@ -31,7 +31,8 @@ _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "B
 # holds the GIL.
 _MAX_HEADER_BYTES = 16_000_000
 Number = TypeVar("Number", bound=np.generic)
-# Stores a layer's keys and values, and computes attention: (layer, q, k, v) -> [tokens, heads * head_dim].
+# A function that stores a layer's keys and values, and computes attention:
+# (layer, q, k, v) -> [tokens, heads * head_dim].
 Attend: TypeAlias = Callable[[int, Floats, Floats, Floats], Floats]
 # BLAS chooses a kernel by the number of rows, and kernels differ in the last bits. All products with weights have this
 # many rows, so that a token's logits don't depend on the other tokens of a step.
@@ -156,7 +157,7 @@ class LayerWeights:
         out: The output projection.
         gate_up: Gate and up projections, concatenated. The gate is negated, which saves a pass over its product:
             silu(g) is g / (1 + exp(-g)).
-        minus_down: The down projection, negated, since the negated gate negates the input of this projection.
+        minus_down: The negated down projection: the negated gate negates this projection's input.
     """
 
     qkv: Floats
@@ -269,7 +270,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
 def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:
     q_dim, kv_dim = c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention = prefix + "self_attn."
-    # order of a head's dimensions in which i and i + head_dim / 2 are neighbors
+    # Reorder a head's dimensions, so that i and i + head_dim / 2 are neighbors.
     interleaved = np.arange(c.head_dim).reshape(2, -1).T.ravel()
 
     def take_heads(name: str, rows: int) -> Floats:
@@ -526,7 +527,7 @@ class KvRows:
         return queries.reshape(kv_heads, products, self._tokens_per_product * group, head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
-        """Prepare the `attend_step` calls of one step, in which row i gets a token at position `lengths[i]`."""
+        """Prepare the `attend_step` calls of a step that adds a token to row i at position `lengths[i]`."""
         rows = len(lengths)
         self._index = np.arange(rows)
         self._bias[self._index, lengths] = 0

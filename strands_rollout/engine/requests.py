@@ -1,7 +1,7 @@
 """Validation of the body of POST /generate, with SGLang's fields, defaults, limits and error messages (0.5.23).
 
-Unknown top-level fields are ignored and unknown sampling parameters refused, as in SGLang. Known fields that would
-change the answer but are not supported here are refused.
+Unknown top-level fields are ignored and unknown sampling parameters refused, as in SGLang. Unsupported fields that
+would change the answer are refused.
 """
 
 import math
@@ -39,7 +39,7 @@ _UNSUPPORTED = (
     "top_logprobs_num",
     "token_ids_logprob",
 )
-# SGLang's sampling parameters, in the order in which SGLang's error about an unknown name lists them.
+# SGLang's sampling parameters, in the order of SGLang's error about an unknown name.
 _KINDS = (
     {"max_new_tokens": "i64", "stop": "strings", "stop_token_ids": "ids", "stop_regex": "unsupported"}
     | {"temperature": "f64", "top_p": "f64", "top_k": "i64", "min_p": "f64"}
@@ -72,7 +72,7 @@ class SamplingParams:
     """Checked sampling parameters of one generation.
 
     A generation is greedy if top_k is 1. As in SGLang, a temperature below 1e-6 is replaced by top_k 1 and temperature
-    1.0, at which the logprobs are then computed. If max_new_tokens is None, only the context limits the output.
+    1.0, which then also applies to the logprobs. If max_new_tokens is None, only the context limits the output.
     """
 
     max_new_tokens: int | None = 128

@@ -1,7 +1,7 @@
 """Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
 Generations join the batch between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall other
-generations. If a prompt begins like an earlier sequence, the keys and values of that part come from a prefix cache.
+generations. If a prompt begins like an earlier sequence, a prefix cache has the keys and values of the common prefix.
 Once the worker has started, all code here except `Scheduler.counts` runs in the worker's thread.
 """
 
@@ -80,7 +80,7 @@ class PrefixCache:
             self._evict(int(self.capacity_tokens * _EVICTION_TARGET_SHARE))
 
     def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
-        """Return the nodes along `tokens`, each with its number of matching tokens; only the last may match in part."""
+        """Return the nodes along `tokens` and how many tokens match in each; only the last node may match in part."""
         self._clock += 1
         path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
@@ -99,7 +99,7 @@ class PrefixCache:
         return path
 
     def _split(self, node: _CacheNode, count: int) -> _CacheNode:
-        # Copies: views would keep the whole block in memory, even after one part is evicted.
+        # Make copies: views would keep the whole block in memory, even after one part is evicted.
         upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
@@ -109,7 +109,7 @@ class PrefixCache:
 
     def _evict(self, target_tokens: int) -> None:
         while self.size_tokens > target_tokens:
-            # Nodes that the current insertion uses must stay.
+            # Nodes used by the current insertion must stay.
             leaves = [leaf for leaf in self._leaves() if leaf.last_used != self._clock]
             if not leaves:
                 return
@@ -224,9 +224,10 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        "abort" ends running and queued generations. Decoding generations keep all of their output; the others keep the
-        tokens that SGLang would have sent (see `drop_unsent_tokens`). "retract" moves running generations to the end of
-        the queue; they are prefilled again with their output. "in_place" freezes them.
+        "abort" ends running and queued generations. Decoding generations keep all of their output; prefilling and
+        queued generations keep the tokens that SGLang would have sent (see `drop_unsent_tokens`). "retract" moves
+        running generations to the end of the queue; they are prefilled again with their output. "in_place" freezes all
+        generations.
         """
         if mode == "abort":
             self._abort_now([*self._running(), *self._waiting])
@@ -352,7 +353,7 @@ class Scheduler:
         if self._aborted:
             last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._aborted]
             endings |= dict.fromkeys(last, abort_finish())
-        # In descending order: the batch's last row moves into the gap, and a row that has yet to end must not move.
+        # Go in descending order: the batch's last row moves into the gap, and a row that has yet to end must not move.
         for row in sorted(endings, reverse=True):
             self._end_row(row, endings[row])
 
@@ -370,7 +371,7 @@ class Scheduler:
 
     def _end_row(self, row: int, finish: dict[str, Any]) -> None:
         tokens = self._batch.tokens(row)[: self._batch.lengths[row]]
-        # for a request that continues this generation
+        # A request that continues this generation will find these tokens in the cache.
         self._cache.insert(tokens, partial(self._kv.copy_out, row))
         self._finish(self._remove(row), finish)
 
@@ -385,6 +386,6 @@ class Scheduler:
     def _finish(self, generation: InFlightGeneration, finish: dict[str, Any]) -> None:
         self._aborted.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
-        # Set last: other threads read `finish` as the sign that the generation is complete.
+        # Set `finish` last: other threads take it as the sign that the generation is complete.
         generation.finish = finish
         generation.notify()

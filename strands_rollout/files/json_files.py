@@ -11,7 +11,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.files.safe_files import atomic_replacement, read_regular
 
 MAX_JSON_BYTES: Final = 200_000_000
-"""Maximum bytes of a JSON file of a model, a tokenizer or a report."""
+"""Maximum size of a model's, a tokenizer's or a report's JSON file, in bytes."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

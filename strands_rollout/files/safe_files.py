@@ -31,12 +31,11 @@ def open_regular(path: Path | str) -> BinaryIO:
     Named pipes and devices are not opened: opening a pipe would wait for a writer, and some devices never end.
 
     Raises:
-        OSError: The file can't be opened or is not a regular file, or no file can have this path; `strerror` is the
-            reason.
+        OSError: The file can't be opened or is not a regular file, or the path is invalid; `strerror` is the reason.
     """
     try:
         _check_regular(Path(path).stat(), path)
-        # non-blocking, since the path may have become a pipe after the check
+        # Open without blocking: the path may have become a pipe after the check
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as e:  # a NUL or a lone surrogate
         raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e

@@ -1,1 +1,1 @@
-"""The record of an episode: what the policy read and wrote, where requests continue, and how episodes are saved."""
+"""The record of an episode: what the policy read and wrote, what a request continues, and how episodes are saved."""

@@ -42,7 +42,7 @@ class AgentRequest:
         system_blocks: The system prompt as content blocks, which take precedence over the text.
         agent: The calling agent; None if it is not known.
         signal: The agent's cancel signal, which no other agent has; None if it is not known.
-        is_sole: True to treat all requests as those of one agent (`conversations="one"`).
+        is_sole: True if all requests count as one agent's (`conversations="one"`).
         only_grew: True if messages were only appended since the agent's last answer. The comparison with what the
             policy has read is skipped then; for a long history it is the most expensive step of a turn.
         head: The system prompt and the tools.
@@ -65,7 +65,7 @@ class AgentRequest:
     def history(self) -> StrandsMessages:
         """The agent's own messages, without transient texts.
 
-        If the agent is unknown, or its number of messages differs from the request's, the request's messages.
+        If the agent is unknown, or its number of messages differs from the request's, these are the request's messages.
         """
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
@@ -76,7 +76,7 @@ class AgentRequest:
         return [] if conversation is None else [self._match(conversation)]
 
     def new_branch_place(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - `ClientRequest` uses it
-        """Return the place of a new branch: in the agent's conversation or, if there is none, in a new conversation."""
+        """Return where to begin a branch: in the agent's conversation or, if there is none, in a new conversation."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
             return BeginBranch("agent" if is_known else "aside", [*self.messages])
@@ -104,7 +104,7 @@ class AgentRequest:
 
     def _continues_answer(self, branch: Branch) -> bool:
         """Return whether the request begins with what the policy has read, followed by exactly the policy's answer."""
-        # an answer that no agent has received yet is not among the branch's messages, so it is taken from the node
+        # Take the answer from the node: the branch's messages lack it until an agent has received it
         answer = branch.nodes[-1].answer if branch.nodes else None
         if answer is None or not is_extended_by(branch, self.messages):
             return False
@@ -121,7 +121,7 @@ class AgentRequest:
             return Match(
                 conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
             )
-        # compared with and without transient texts
+        # Compare with and without transient texts
         is_repeated = has_read_exactly(branch, messages) or has_read_exactly(branch, self.history)
         if is_repeated and conversation.has_unread_turn:
             return Match(conversation, branch, repeated=branch.nodes[-1])
@@ -139,7 +139,7 @@ class AgentRequest:
         """Return the agent's own versions of those new messages that have a transient text.
 
         Args:
-            start: Index in the branch of the first new message.
+            start: Index of the first new message in the branch.
             new_messages: The messages as the policy reads them.
 
         Returns:
@@ -173,7 +173,10 @@ def is_extended_by(branch: Branch, messages: StrandsMessages) -> bool:
 
 
 def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Compare as sent, then cleaned: Strands cleans messages before some calls of a model and not before others."""
+    """Return whether the messages begin with all that the policy has read on a branch.
+
+    Compare them as sent, then cleaned: Strands cleans messages before some calls of a model and not before others.
+    """
     start, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
     if start == read:
         return True
@@ -195,7 +198,7 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
     if requested.tools != read.tools:  # a rare case
         known = to_chat_tools(read.tools)
         changed = to_chat_tools([spec for spec in requested.tools if spec not in read.tools])
-        # by repr too, since a NaN in a schema is unequal to itself
+        # Compare by repr too: a NaN in a schema is unequal to itself
         unread = [tool for tool in changed if tool not in known and repr(tool) not in map(repr, known)]
         named = [f"the tool {tool['function']['name']!r}" for tool in unread]
     return named if requested.system == read.system else ["the system prompt", *named]
@@ -204,7 +207,7 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
 def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
     """Describe how a request departs from a branch; `changes` names the changed parts of its system prompt and tools.
 
-    If these and all messages of the branch are unchanged, the request asks for an answer other than the recorded one.
+    If nothing has changed, the request asks for another answer than the recorded one.
     """
     if changes:
         return f"the request changed {', '.join(changes)}"
@@ -257,7 +260,7 @@ def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: Str
     """Return the agent in an invocation's state; None without an agent, or if another agent may be the caller.
 
     Concurrent agents of a graph share one state, which may name any of them. The caller is recognized by its cancel
-    `signal` or, in older versions of Strands, which don't pass the signal, by its messages.
+    `signal`. Older versions of Strands don't pass the signal; there, the caller is recognized by its messages.
     """
     agent = (state or {}).get("agent")
     if signal is not None:

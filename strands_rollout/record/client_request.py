@@ -1,7 +1,7 @@
 """A gateway client's request, and the branch that it continues.
 
 Many clients change a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls.
-The history is compared with what the client was sent, and recognized messages keep the tokens that were sampled.
+The history is compared with what the client was sent, and recognized messages keep their sampled tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_SHOWN_CHARS: Final = 80
 
 @dataclass(slots=True, kw_only=True)
 class ClientMatch(Match):
-    """Extent to which a client's history follows a branch.
+    """Result of comparing a client's history with a branch.
 
     Attributes:
         given: The request's messages, with all calls of a turn in one message, and with empty messages for silent turns
@@ -58,7 +58,7 @@ class ClientMatch(Match):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """The parts of a client's request that determine its place in the record.
+    """The parts of a client's request that determine which turn it repeats or which branch it continues.
 
     Attributes:
         messages: The client's history as Strands messages, ending with a user message.
@@ -77,7 +77,7 @@ class ClientRequest:
     def matches(self, record: Record) -> list[ClientMatch]:
         """Compare the request with each branch that has begun.
 
-        The longest match comes first; of equally long matches, the match with the branch touched last.
+        The longest match comes first; of equally long matches, the one whose branch was touched last.
         """
         branches = [
             (conversation, branch)
@@ -141,11 +141,11 @@ class ClientRequest:
         )
 
     def new_branch_place(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
-        """Return the place of a new branch.
+        """Return where to begin a branch.
 
-        Its conversation is that of the best match: the longest match with the same system prompt and tools. Without
-        such a match, the best match is one that reaches the end of its branch. Without a best match, or if the match's
-        conversation is busy, the branch belongs to a conversation that has not begun yet.
+        The branch joins the conversation of the best match: the longest match with the same system prompt and tools or,
+        without one, a match that reaches the end of its branch. If there is no best match, or its conversation is busy,
+        the branch joins a conversation that has not begun yet.
         """
         same_head = (match for match in matches if match.has_same_head)  # the longest match first
         best = next(same_head, None) or next((match for match in matches if match.reaches_end), None)
@@ -304,7 +304,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
             changed_calls.append(description)
     matched = [was_sent for was_sent, _ in pairs]
     omitted = [call for call in sent.calls if call not in matched]
-    changed_calls += [f"the call {_quote(call['name'], call['input'])} was sent, but is missing" for call in omitted]
+    changed_calls += [f"got no call {_quote(call['name'], call['input'])}, which was sent" for call in omitted]
     has_no_text = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not has_no_text:
         return f"got the text {_quote(got.text)}; {_quote(sent.text)} was sent"
@@ -317,7 +317,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
     """Describe how a user message differs from the message that the policy has read; "" if it does not.
 
-    If `keeps_transient` is true, lines that only the policy's message has, before or after the client's text, don't
+    If `keeps_transient` is true, additional lines before or after the client's text in the policy's message don't
     count.
     """
     if read == got:

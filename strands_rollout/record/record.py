@@ -69,7 +69,7 @@ class Record:
         return iter((self.main, *self.others))
 
     def place_of(self, request: Request) -> Place:
-        """Return the place of a request: the repeated turn, the branch to extend, or a new branch.
+        """Find the turn that a request repeats, the branch that it extends, or where to begin a branch for it.
 
         The record is not changed; `enter` changes it.
         """
@@ -84,7 +84,7 @@ class Record:
 
     @contextmanager
     def entered(self, place: ExtendBranch | BeginBranch, head: Head) -> Iterator[Conversation]:
-        """Enter a place, and leave it at the end of the block; see `enter`."""
+        """Call `enter`; at the end of the block, reset the conversation's `is_busy`."""
         conversation = self.enter(place, head)
         try:
             yield conversation
@@ -92,7 +92,7 @@ class Record:
             conversation.is_busy = False
 
     def enter(self, place: ExtendBranch | BeginBranch, head: Head) -> Conversation:
-        """Make a place the end of its conversation, so that a turn can be sampled there.
+        """Begin or return to the branch of a place, so that a turn can be sampled there.
 
         The conversation is busy until the caller resets `is_busy`. Use `entered` if a `with` block can do this.
 
@@ -110,7 +110,7 @@ class Record:
             branch = conversation.branch
             branch.head = head
             branch.messages = [*map(role_and_content, place.new_messages[: place.shared])]
-            branch.client = ClientView()  # a first request that failed may have left a client view
+            branch.client = ClientView()  # a failed first request may have left a client view
             branch.origin = place.origin
             self.touch(branch)
         conversation.is_busy, conversation.has_unread_turn = True, False
@@ -162,7 +162,7 @@ class Record:
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
-        """Make a conversation the main conversation; keep the former main conversation only if it has begun."""
+        """Make a conversation the main conversation; keep the previous main conversation only if that has begun."""
         before = self.main
         if conversation is before:
             return
@@ -288,9 +288,9 @@ class Conversation:
         self.branches.append(branch)
 
     def drop_new_branch(self) -> bool:
-        """Drop a last branch without turns, and let the branch before it grow again; return True if dropped.
+        """If the last of several branches has no turns, drop it, and let the branch before it grow again.
 
-        The only branch is not dropped.
+        Return True if the branch was dropped.
         """
         if not self.branch.is_new or len(self.branches) == 1:
             return False
@@ -307,14 +307,13 @@ class Branch:
     first prompt.
 
     Args:
-        shown_ids: `CallNames.shown_ids` of earlier branches: calls that the history took over from them keep their ids.
+        shown_ids: `CallNames.shown_ids` of earlier branches, since this branch's history may contain their calls.
 
     Attributes:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
             open or unread (`Conversation.has_unread_turn`).
         covered: Number of messages that the policy has read; `messages[covered]` is the last answer.
-        origin: The turn of another branch after which this branch's own messages begin; None if this branch shares no
-            turn with another.
+        origin: The last turn that this branch shares with another branch; None if it shares none.
         nodes: The turns. After a resume, only the turns whose position among the messages is known.
         trajectory: Tokens, loss mask, logprobs and turns.
         head: System prompt and tools of the first prompt; None before the first request and after a resume.
@@ -323,16 +322,16 @@ class Branch:
         final_text: The last turn as text, with its control tokens but without the end of turn. Before this branch's
             first answer, the text of the previous branch.
         stop_reason: Strands' stop reason of the turn in `final_text`; "" if there is none.
-        calls: Names and ids of the calls that the policy wrote.
+        calls: What the template needs to render the results of tool calls.
         chat_tools: The tools as the template reads them.
         new_images: Images in the context of the turn in progress; kept if the sampling fails.
         ended_by: Text that says why a request left this branch; "" while this branch may grow.
-        with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
-            as the policy read them; `messages` has them without that text.
+        with_transient: Index -> message as the policy read it, for each message with a transient text that stays in the
+            tokens (`transient_context="keep"`). `messages` has these messages without that text.
         transient_texts: Number of messages that the policy read with a transient text, whether or not the text stays in
             the tokens.
         client: The branch as the gateway's client knows it; empty outside of the gateway.
-        touched: Number from `Record.touch`; larger, the more recently the branch has begun or been answered.
+        touched: Number from `Record.touch`; the branch that has begun or been answered last has the largest.
     """
 
     def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
@@ -416,8 +415,8 @@ class Branch:
 
         Args:
             messages: The last answer, if any, as the agent's history has it; then the new messages.
-            without_transient: By index in the branch, the agent's own versions of messages that have a transient text
-                in `messages`.
+            without_transient: Index in the branch -> the agent's own version of a message that has a transient text in
+                `messages`.
         """
         self.messages[self.covered :] = [
             (role, copy_content(content)) for role, content in map(role_and_content, messages)
@@ -520,7 +519,7 @@ class Reply:
         calls: Strands' `toolUse` values.
         stop_reason: Strands' stop reason.
         usage: inputTokens, outputTokens, cacheReadInputTokens, as Strands names them.
-        stop: The stop string that ended the turn, not part of the text; None if no stop string did.
+        stop: The stop string that ended the turn, which `text` does not contain; None if no stop string did.
     """
 
     reasoning: str
@@ -569,7 +568,7 @@ class ClientView:
 
 
 # ---------------------------------------------------------------------------
-# The place of a request
+# Requests, and where they continue
 # ---------------------------------------------------------------------------
 
 
@@ -584,12 +583,12 @@ class Request(Protocol):
         """Compare the request with the branches that it may continue; return the matches, best match first."""
 
     def new_branch_place(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
-        """Return the place of a new branch, for a request that neither repeats a turn nor extends a branch."""
+        """Return where to begin a branch for a request that neither repeats a turn nor extends a branch."""
 
 
 @dataclass(slots=True)
 class Match:
-    """Extent to which a request follows a branch.
+    """Result of comparing a request with a branch.
 
     Attributes:
         conversation: The branch's conversation.
@@ -598,8 +597,7 @@ class Match:
         extends: True if the request continues where the branch ends.
         difference: Description of where the request departs from the branch; meaningless if `repeated` or `extends` is
             set.
-        head_changes: Names of the parts of the head that differ from the branch's system prompt and tools; none for
-            clients of the gateway.
+        head_changes: Names of the changed parts of the system prompt and tools; empty for clients of the gateway.
         answer: The branch's last answer if the request continues after it, otherwise None. For an agent's request, the
             answer is worded as in the request; for a client's request, as recorded.
         new_messages: The messages after that answer.
@@ -660,8 +658,8 @@ class BeginBranch:
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
         reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
         head_changes: See `Match`.
-        match: For a client's request, the best match with a branch, which may have a length of 0; None if
-            `ClientRequest.new_branch_place` found no match, and for an agent's request.
+        match: The best match of a client's request, whose length may be 0; None if there is no match, and for an
+            agent's request.
         shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.
     """

@@ -66,7 +66,7 @@ class SavedEpisode:
     Attributes:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
-        engine_aborts: Number of requests aborted by the engine after which the turn was continued or repeated.
+        engine_aborts: Number of engine aborts after which the turn was continued or repeated.
         code: Counts and times of the code tool, by name; see `CodeCallTotals`.
     """
 
@@ -130,7 +130,7 @@ def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = Non
 
     Args:
         state: The episode.
-        conditions: The settings under which the episode was played; a resume needs the same settings.
+        conditions: The conditions of the episode (see `slime_plugin.conditions`), which a resume checks.
 
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
@@ -219,7 +219,7 @@ def _build_trajectory(
 ) -> Trajectory:
     """Build the trajectory turn by turn, with the same checks as in sampling; then apply the sample's loss mask."""
     if saved.tokens_crc32 != tokens_crc32(tokens):
-        raise ResumeError(f"got {len(tokens)} tokens that differ from those with which the resume state was saved")
+        raise ResumeError(f"got {len(tokens)} tokens that differ from the tokens of the saved resume state")
     turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
     if len(logprobs) != len(loss_mask):
         raise ResumeError(f"got {len(logprobs)} logprobs and a loss_mask of {len(loss_mask)}; expected the same length")
@@ -261,8 +261,8 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
     if not 0 < covered <= len(messages) or roles not in expected:
         raise ResumeError(
-            f"got {len(messages)} messages, of which the tokens cover {covered}; the roles of the other messages are "
-            f"{roles}, expected one of {expected}"
+            f"the tokens cover {covered} of {len(messages)} messages, and the remaining messages have the roles "
+            f"{roles}; expected one of {expected}"
         )
 
 
@@ -368,7 +368,7 @@ def closing_record(reason: str) -> bytes:
 
 
 def _as_json(record: dict[str, Any]) -> bytes | None:
-    """Return None if messages or results can't be written as JSON, even reduced to what the policy reads."""
+    """Return a record as JSON; None if messages or results, even reduced to what the policy reads, can't be written."""
     try:
         return orjson.dumps(record)
     except TypeError:

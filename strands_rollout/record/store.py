@@ -13,7 +13,7 @@ Reading stops at the first cut or damaged frame. When a file reaches `MAX_FILE_B
 When the last unfinished episode of a file ends, the file is removed, or only emptied if new episodes still go to it.
 Some episodes are never continued, since their samples were dropped or their settings have changed. So the total size of
 a process's files has a limit (`MAX_BYTES`). Above this limit, the process ends the records of episodes that are not
-running, those in the oldest files first.
+running, starting with the oldest files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size of a file at which new episodes go to a new file."""
 MAX_BYTES: Final = 4 * 2**30
-"""Limit of the total size of a process's files. Above it, the records of episodes that are not running are ended."""
+"""Limit of the total size of a process's files. Above it, the process ends records of episodes that are not running."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
@@ -49,7 +49,7 @@ _FIRST, _LATER, _ENDED = 1, 2, 3
 
 
 class RecordStore:
-    """The journal records of this process's episodes in a folder, and those that dead processes left there.
+    """The journal records of this process's episodes in a folder, and the records left there by dead processes.
 
     Several threads may share a store, and several processes may share a folder.
 
@@ -148,7 +148,7 @@ class EpisodeRecords:
     """The journal records of one episode; see `slime_plugin.journal.RecordSink`.
 
     Attributes:
-        records: Records of the episode that a dead process left.
+        records: Records of the episode from a dead process.
     """
 
     is_latest = False
@@ -181,7 +181,7 @@ class EpisodeRecords:
 
 
 def take_leftover_records(folder: Path) -> dict[str, list[bytes]]:
-    """Return the records of unfinished episodes that dead processes left in a folder, by name; remove the folder."""
+    """Return the records left in a folder by dead processes, by the name of their episode; remove the folder."""
     found: dict[str, list[bytes]] = {}
     for file, records in _take_over(folder):
         found |= {key.decode(): episode_records for key, episode_records in records.items()}

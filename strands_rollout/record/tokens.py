@@ -23,12 +23,12 @@ class Part:
     weight update, for example, or at the end of the rollout.
 
     Attributes:
-        start: Index in `Trajectory.token_ids` of the first sampled token.
+        start: Index of the first sampled token in `Trajectory.token_ids`.
         end: Index after the last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it; "stop" also if SGLang aborted a turn that had
             just ended.
-        matched: The stop token or stop string that ended the part. None if the engine reports none, or with another
-            finish reason than "stop".
+        matched: The stop token or stop string that ended the part; None if the engine reports none, or `finish_reason`
+            is not "stop".
         rid: The request's id, as sent to the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
         prompt_tokens: Number of tokens that the engine read; None if the engine does not report it.
@@ -63,7 +63,7 @@ class Turn:
 
     @property
     def start(self) -> int:
-        """Index in `Trajectory.token_ids` of the turn's first sampled token."""
+        """Index of the turn's first sampled token in `Trajectory.token_ids`."""
         return self.parts[0].start
 
     @property

@@ -22,7 +22,7 @@ class WeightSpan:
 
     Attributes:
         version: The engine's name of the version; None if the engine reports none.
-        start: Index in `Trajectory.token_ids` of the first token.
+        start: Index of the first token in `Trajectory.token_ids`.
         end: Index after the last token.
         numbering: The version's numbering, see `KnownVersions`; "" if it is not known.
     """

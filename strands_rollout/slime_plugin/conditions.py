@@ -21,8 +21,8 @@ from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_o
 from strands_rollout.user_code import source_file
 
 # settings that are not conditions. They determine which processes play an episode, when it gives up, how it is saved
-# and resumed, and what happens to its samples. `row_tools` only offers tools; the tools that a row chooses from it are
-# among the episode's `tools`, a condition
+# and resumed, and what happens to its samples. `row_tools` only offers tools: a row's choice from it becomes part of
+# `tools`, which is a condition
 _IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",
@@ -45,8 +45,8 @@ _IGNORED_SETTINGS: Final = frozenset(
         "row_tools",
     }
 )
-# keys of metadata that do not belong to the row: an attempt's facts, slime's mark of a collected sample, and the number
-# of turns for `--log-multi-turn`
+# keys of metadata that do not belong to the row: an attempt's facts, the rollout in which slime collected the aborted
+# sample, and the number of turns for `--log-multi-turn`
 _ATTEMPT_KEYS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
 _CODE_SETTINGS: Final = (
     "agent_factory",
@@ -68,7 +68,7 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 
     Args:
         call: The call of `generate`.
-        settings: The settings of this episode, the row's included.
+        settings: The settings of this episode, including the row's.
 
     Raises:
         ConfigError: There is no usable tokenizer.
@@ -96,7 +96,7 @@ def row_values(sample: SampleLike) -> list[object]:
 
 
 def digest_of(value: object) -> str:
-    """Return a digest, 16 hex digits, of a value's JSON, or of its `repr` if JSON can't hold the value."""
+    """Return the digest (16 hex digits) of a value's JSON; if JSON can't hold the value, the digest of its `repr`."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
     try:
         text = orjson.dumps(value, default=repr, option=options)
@@ -111,7 +111,10 @@ def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> lis
 
 
 def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
-    """Return the chat template's keyword arguments: the data set's, which slime puts on the sample, else the run's."""
+    """Return the chat template's keyword arguments from the sample or, if it has none, from `args`.
+
+    slime puts a data set's own arguments on its samples.
+    """
     return (
         getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
     )
@@ -149,7 +152,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a class of trans
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    # cached, since the process never reloads the code of a changed file
+    # Cache the digest: the process never reloads the code of a changed file
     with suppress(ToolError, OSError):
         file = source_file(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]

@@ -1,14 +1,14 @@
 """Measure drift (tokens that training on text changes) and mismatch (context that differs from the template's).
 
 Drift is measured in two ways: each turn is encoded again by itself, and the whole conversation is encoded again as one
-text. A trainer that gets text does the latter.
+text, as by a trainer that gets text.
 
 Mismatch is context whose tokens differ from the chat template's rendering. To find it, the context between two turns is
-cut into control tokens and the texts between them. The control tokens must be the template's, around the results of the
-earlier turn's calls and around any user turns that follow. Each text must be the template's, apart from the contents of
-messages, and have the tokens with which the tokenizer encodes it. No record of the conversation is needed, since the
-contents of the results are read from the tokens. A sample does not hold its tools and system prompt. Therefore, only
-two things are checked in its prompt: the encoding of the texts, and the end (question and generation prompt).
+cut into control tokens and the texts between them. Both must match the template's rendering of the results of the
+earlier turn's calls and of any user turns that follow. The contents of these messages may be any text, so no record of
+the conversation is needed. The tokens of each text must equal the tokenizer's encoding of it. A sample does not hold
+its tools and system prompt. Therefore, only two things are checked in its prompt: the encoding of the texts, and the
+end (question and generation prompt).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TurnReader:
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return start and end, in characters, of each piece of prose in a turn's text; None if no call is found."""
+        """Return the characters (start, end) of each piece of prose in a turn's text; None if no call is found."""
         segments = self._segments(ids)
         if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
@@ -137,7 +137,7 @@ class TurnReader:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The first difference of a stretch of context from the expected context.
+    """The first difference between a stretch of context and the expected context.
 
     Attributes:
         at: Index of the first differing token in the stretch.

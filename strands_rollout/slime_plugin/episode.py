@@ -169,7 +169,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch: a request differs from the earlier attempt's."""
+    """Reset the sample and return a job that starts from scratch, since a request differs from the earlier attempt."""
     logger.warning("resumed sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
@@ -178,9 +178,9 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the job's start, without the earlier attempt's state if the program's requests have changed since then.
+    """Return the state that the episode started from.
 
-    In that case, also reset the sample.
+    If the program's requests differ from the earlier attempt's, drop that attempt's state and reset the sample.
     """
     program = episode.program
     if program is None or program.dropped_tokens is None:
@@ -205,7 +205,7 @@ def _resume_obstacle(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool
 async def _run_episode(job: RolloutJob) -> EndedEpisode:
     settings, resume = job.settings, job.start.resume
     watch_running_loop()
-    # the first episode of a process loads the tokenizer for all, in a thread; the others wait for it
+    # the first episode of a process loads the tokenizer in a thread; all other episodes wait for it
     await run_once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_user_defined:
         await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
@@ -327,7 +327,7 @@ def _choose_player(
 
         if next_message is not None:
             raise errors.ConfigError(
-                "got an environment with a method `answer`, and a program as agent, which can't receive messages; "
+                "the agent is a program, which can't receive the messages of the environment's method `answer`; "
                 "expected an environment without `answer`"
             )
         path, command = settings.agent_program, settings.agent_command
@@ -422,7 +422,7 @@ class RolloutJob:
     """An episode to play: a call of `generate`, its settings, and the state that it starts from.
 
     Attributes:
-        settings: The settings of this episode, the row's included.
+        settings: The settings of this episode, including the row's.
         fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, except for an
             ABORTED sample.
         routing_key: A key that is sent with each request. A router sends all requests with the same key to one engine.
@@ -441,14 +441,14 @@ class RolloutJob:
         params = self.call.sampling_params
         if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
             raise errors.ConfigError(
-                f"generate got sampling_params={params!r:.200}; expected a mapping of names, such as "
+                f"generate got sampling_params={params!r:.200}; expected a mapping with names as keys, such as "
                 'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
             )
 
     def prepare(self) -> None:
         """Load the tokenizer and probe its template; the results are cached for all later models.
 
-        If the setting `freeze_gc` is on, then exclude the objects loaded so far from garbage collection.
+        If the setting `freeze_gc` is on, also exclude the objects loaded so far from garbage collection.
         """
         self.build_model()
         if self.settings.freeze_gc:

@@ -1,4 +1,4 @@
-"""Metrics that slime can't log: pass rates despite missing samples, and scores in the wandb run of a training.
+"""Metrics that slime can't log: pass rates when samples are missing, and scores in a training job's wandb run.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
 slime/observability/metric_utils.py). With missing rewards, or with a data set's own number of samples per prompt, slime
@@ -24,7 +24,7 @@ _LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # attribute of args:
 
 
 def checkpoint_step() -> int | None:
-    """Return the step of the checkpoint that this job only evaluates.
+    """Return the step of the checkpoint if this job only evaluates a checkpoint.
 
     Return None if `STEP_VARIABLE` is not set to a number, as in training.
     """
@@ -60,10 +60,10 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 
 
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
-    """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
+    """Return pass@k, averaged over the problems as in slime, for each power of two k up to `size`.
 
-    If `size` is 1, return {}. If samples of a problem are missing, its pass@k is computed from its other samples, for
-    each k up to their number. If no problem has k samples, that k is left out.
+    If `size` is 1, return {}. If samples of a problem are missing, its pass@k is computed from the remaining samples,
+    for each k up to their number. If no problem has k samples, that k is left out.
 
     Args:
         rewards: For each sample, its position among all samples of the data set, and its reward; the reward 1 means a
@@ -75,7 +75,7 @@ def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float
     counts: dict[int, list[int]] = {}
     for position, reward in rewards:
         count = counts.setdefault(position // size, [0, 0])
-        count[0] += bool(reward == 1)  # as slime compares it; a reward may also be a bool or a number of NumPy
+        count[0] += bool(reward == 1)  # slime's comparison; a reward may also be a bool or a NumPy number
         count[1] += 1
     rates = {}
     for k in (2**power for power in range(size.bit_length())):
@@ -105,7 +105,7 @@ def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 @contextmanager
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-    """Yield a function that logs the scores of a training's checkpoints to the wandb run `WANDB_RUN_ID`.
+    """Yield a function that logs a checkpoint's scores to the wandb run `WANDB_RUN_ID`.
 
     Yield None in a job that trains, or without the environment variable `WANDB_RUN_ID`.
 

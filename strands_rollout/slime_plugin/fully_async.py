@@ -64,8 +64,8 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
     known = all(hasattr(module, name) for name in ("_global_worker", "_worker_lock"))
     if not known or not all(hasattr(worker_class, name) for name in ("_make_done_cb", "get_completed_groups")):
         message = (
-            "max_sample_staleness does not limit the started groups: this slime's %s has another structure; expected "
-            "that of slime 0.3.0, 0.3.1 or its commit 624b824a"
+            "max_sample_staleness does not limit the started groups: this slime's %s has an unknown structure; "
+            "expected slime 0.3.0, 0.3.1 or its commit 624b824a"
         )
         log_once(logger, logging.WARNING, message, _MODULE)
         return
@@ -103,8 +103,8 @@ def max_started_groups(limit: int, *, prompts: int, update_interval: int = 1) ->
 
     Args:
         limit: Maximum staleness, in weight versions.
-        prompts: Groups of a step.
-        update_interval: Steps between weight updates.
+        prompts: Number of groups in a step.
+        update_interval: Number of steps between weight updates.
     """
     return max(limit - 1, 1) * update_interval * prompts
 
@@ -120,7 +120,7 @@ def _bounded_worker(
     """Return slime's worker, changed to start no group while `groups` groups are in play or wait for the trainer."""
 
     class BoundedWorker(worker_class):  # type: ignore[misc]
-        """slime's worker; it is its own data source, so that it can limit the groups taken from slime's data source."""
+        """slime's worker as its own data source, which limits the groups taken from slime's data source."""
 
         def __init__(self) -> None:
             super().__init__(args, self, concurrency=min(slots, groups))
@@ -150,7 +150,10 @@ def _bounded_worker(
             return on_end
 
         def get_completed_groups(self, limit: int = 1) -> list[Any]:
-            """`limit` is 1 by default: slime 0.3.0 and 0.3.1 pass none, and drop groups that a step does not need."""
+            """Return at most `limit` groups.
+
+            slime 0.3.0 and 0.3.1 pass no `limit`, and drop groups that a step does not need; so the default is 1.
+            """
             found = list[Any]()
             with suppress(queue.Empty):
                 while len(found) < limit:

@@ -6,7 +6,8 @@ from typing import Final
 
 # Thresholds for `gc.set_threshold`, in place of Python's 700 (2,000 from 3.13 on), 10 and 10. A collection blocks the
 # event loop while it visits objects. With these thresholds, most collections visit only the objects made since the
-# last one. The objects of all running episodes are visited only after 2.5 million more containers were made than freed.
+# previous collection. The objects of all running episodes are visited only once 2.5 million more containers were made
+# than freed.
 _THRESHOLDS: Final = (25_000, 100, 10)
 
 
@@ -18,8 +19,8 @@ def freeze_long_lived() -> None:
 
     Call this function before the first episode, so that no object of an episode is frozen. Frozen objects are still
     freed when their reference count drops to zero. In a reference cycle, frozen objects are not freed: the collector no
-    longer finds the cycle. A threshold that the process has set higher is kept. If the first threshold is higher, or
-    collections are disabled, all thresholds are kept.
+    longer finds the cycle. Higher thresholds of the process are kept. If its first threshold is higher, or collections
+    are disabled, all thresholds are kept.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""START HERE. slime's entry point `generate`: takes one sample, plays one agent episode, and fills the sample from it.
+"""START HERE. slime's entry point `generate`, which plays one agent episode and fills the sample from it.
 
 The episode runs in this process (`episode.py`) or, with the setting `episode_workers`, in another process
 (`workers.py`).

@@ -152,7 +152,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check that the file exists, and call any function `check_config(path)` of the agent program's module."""
+    """Check that the file exists, and call `check_config(path)` if the agent program's module has this function."""
     if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
@@ -220,8 +220,8 @@ def to_episode_prompt(
     Raises:
         PromptError: The prompt is empty, already rendered or malformed; a chat does not end with a user's message; a
             message holds content other than text, a user's images, and an assistant's reasoning and tool calls; an
-            image can't be read; the number of images differs from that of the `loaded` images; or `loaded` holds
-            something other than images.
+            image can't be read; there are more or fewer images than `loaded` images; or `loaded` holds something other
+            than images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -277,8 +277,8 @@ def _convert_chat(
             system.append(text)
     if unused := len(list(remaining_images or ())):
         raise PromptError(
-            f"got {len(images)} loaded images, {unused} more than the chat has image parts; expected one image for "
-            "each image part"
+            f"got {len(images)} loaded images, {unused} more than there are image parts in the chat; expected "
+            "one image for each image part"
         )
     _check_question(messages)
     return EpisodePrompt("\n".join(system) if system else configured_system, messages)
@@ -288,8 +288,8 @@ def _check_question(messages: Sequence[Message]) -> None:
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
         raise PromptError(
-            "got a chat that does not end with a user's message; expected such a message at the end, which the agent "
-            "answers"
+            "got a chat that does not end with a user's message; expected a user's message at the end, for the agent "
+            "to answer"
         )
     if not any("image" in block for block in last["content"]):
         _refuse_empty(last["content"][0]["text"], "user's message")
@@ -376,10 +376,10 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
 
 
 def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """Return a call's arguments, an object or the JSON of an object; {} if they are empty or null.
+    """Return a call's arguments: an object or the JSON of an object, or {} if they are empty or null.
 
-    JSON is returned unchanged, since templates render it as it is written. If the arguments are missing or anything
-    else, return None: the template would show the policy a call that it could never make.
+    JSON is returned unchanged, since templates render it as it is written. If the arguments are missing or of another
+    kind, return None: the template would show the policy a call that it could never make.
     """
     arguments = function.get("arguments", _ABSENT)
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):

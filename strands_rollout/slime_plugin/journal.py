@@ -61,10 +61,10 @@ class RecordSink(Protocol):
 
 
 class EpisodeJournal:
-    """Journal of one episode, whose records go to `sink`; implements `agent.run.Journal`.
+    """Implementation of `agent.run.Journal` for one episode.
 
     Args:
-        sink: Stores the records.
+        sink: Store for the journal records.
         model: The main agent's model.
         code: The counts and seconds of the code tool, which grow as the episode runs.
         sub_agents: The models of sub-agents, in a list that grows as the episode makes them.
@@ -146,7 +146,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 
 
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
-    """Begin an attempt in the sink, and return the state to start from: that of the sink's records, or `start`.
+    """Begin an attempt in the sink, and return the state recorded there, or `start`.
 
     Return `start` if the sink is None, there are no records, the records can't be used, or the aborted sample's own
     state may be newer.

@@ -203,7 +203,7 @@ def _check_staleness_setting(args: SlimeArgs) -> None:
 
 
 def _step_of(rollout_id: int, args: SlimeArgs, step_key: str) -> int:
-    """Return the step to log under: in a job that only evaluates a checkpoint, the checkpoint's, else slime's."""
+    """Return the step to log under: slime's or, in a job that only evaluates a checkpoint, the checkpoint's."""
     if step_key.startswith("eval") and (step := evaluations.checkpoint_step()) is not None:
         return step
     compute_step = _slime_function("metric_utils", "compute_rollout_step")
@@ -251,7 +251,7 @@ def _log_step(
 
 
 def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
-    """Return the metrics of drift and, in the first step or with `mismatch_check: every_step`, those of mismatch."""
+    """Return the metrics of drift; in the first step or with `mismatch_check: every_step`, also of mismatch."""
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
         return {}
@@ -367,7 +367,7 @@ def _mean(name: str, values: Sequence[float]) -> Metrics:
 
 
 def budget_metrics(samples: Samples) -> Metrics:
-    """Return the distribution of the used share of each budget, 0 to 1, over the samples for which it is limited."""
+    """Return the distribution of each budget's used share (0 to 1), over the samples with a limit for that budget."""
     metrics: Metrics = {}
     budgets = [sample.facts.budgets or {} for sample in samples]
     for name in _all_keys(budgets):
@@ -402,7 +402,7 @@ def gateway_metrics(samples: Samples) -> Metrics:
 def weight_metrics(samples: Samples) -> Metrics:
     """Return the distributions of each sample's number of weight versions, and of its newest minus its oldest version.
 
-    The difference leaves out samples whose versions are not integers of one version numbering.
+    A sample counts for the difference only if its versions are integers of one version numbering.
     """
     return {
         **distribution("weight_versions", [len(sample.weight_versions) or None for sample in samples]),
@@ -642,7 +642,7 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
 
 
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
-    """Write the step's first samples, at most `dump_samples` and in whole groups, to a file in `dump_dir`.
+    """Write the step's first groups, with at most `dump_samples` samples in all, to a file in `dump_dir`.
 
     The file is `<name>_<rollout_id>.jsonl.gz`, with at least six digits for `rollout_id`. If the first group has more
     than `dump_samples` samples, only its first samples are written.

@@ -93,9 +93,9 @@ class AnswerToGrade:
 async def user_reward(
     settings: RewardSettings, answer: AnswerToGrade, built_in: Callable[[], Awaitable[RewardResult]]
 ) -> RewardResult:
-    """Return the result of the user's function or evaluator, or the weighted sum of parts, which run concurrently.
+    """Return the user's reward: the result of a function or an evaluator, or a weighted sum of parts.
 
-    `built_in` scores a part that has neither a function nor a judge nor an evaluator.
+    Parts are scored concurrently. `built_in` scores a part that has no function, judge or evaluator.
 
     Raises:
         EnvironmentFaultError: A judge failed or gave no number; an evaluator with a judge raised; an evaluator had
@@ -187,7 +187,7 @@ def takes_args_and_sample(function: Callable[..., object]) -> bool:
 
 
 def _positional_parameters(function: Callable[..., object]) -> dict[str, bool]:
-    """Return for each positional parameter, by name, whether it is required; {} if the signature can't be read."""
+    """Map the name of each positional parameter to whether it is required; {} if the signature can't be read."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except Exception:  # a callable without a signature raises errors of many types
@@ -297,7 +297,7 @@ _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 
 def values_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return as plain JSON the values that an evaluator judges later.
+    """Return the values that an evaluator judges later, as plain JSON.
 
     These are the main agent's messages, tools and system prompt, the environment's state, and whether the messages
     contain all tool calls of the main agent.
@@ -328,7 +328,7 @@ class _Evaluator(Protocol):
     async def evaluate_async(self, case: object) -> list[Any]: ...
 
 
-# set when no one awaits the reward any more; a model call in an evaluator's thread then ends, too
+# The event is set when no one awaits the reward any more. Model calls in an evaluator's thread then end, too
 _REWARD_ENDED: Final[ContextVar[threading.Event]] = ContextVar("reward_ended")
 
 
@@ -370,7 +370,7 @@ def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> No
     states = (facts_of(answer.sample).evaluated or {}).get("state") or {}
     if isinstance(evaluator, StateEquals) and evaluator.name not in states:
         got = ", ".join(states) or "none: give the environment a method `state()`"
-        raise ConfigError(f"{path} compares the state {evaluator.name!r}, which this episode lacks; got {got}")
+        raise ConfigError(f"{path} compares the state {evaluator.name!r}, which this episode lacks; it has {got}")
     if isinstance(evaluator, Equals) and evaluator.value is None and answer.label is None:
         raise ConfigError(
             f"{path} compares with the row's label, but the row has none; give the row a label, or the evaluator a "
@@ -394,14 +394,14 @@ def _build_evaluator(path: str, judge: Judge | None) -> object:
     except ImportError as e:
         raise ConfigError("an evaluator needs strands-agents-evals; run: pip install 'strands-rollout[evals]'") from e
     if judge is not None and judge.prompt != Judge.model_fields["prompt"].default:
-        raise ConfigError(f"got judge.prompt for {path}, which has its own prompt; remove judge.prompt")
+        raise ConfigError(f"{path} has its own prompt; remove judge.prompt")
     evaluator = resolve(path)
     if callable(evaluator) and not isinstance(evaluator, Evaluator):
         model = inspect.signature(evaluator).parameters.get("model")
         if judge is None and model is not None and model.default is model.empty:
             raise ConfigError(f"{path} takes a model; {_JUDGE_REMEDY}")
         if judge is not None and model is None:
-            raise ConfigError(f"got a judge for {path}, which takes no `model`; remove the judge")
+            raise ConfigError(f"{path} takes no `model`, so it can't use a judge; remove the judge")
         try:
             evaluator = evaluator(model=_limit_model(_judge_model(judge), judge)) if judge is not None else evaluator()
         except Exception as error:  # a user's evaluator may raise anything

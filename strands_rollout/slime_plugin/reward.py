@@ -86,10 +86,10 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             determine the result.
         sample: slime's Sample, or any object with some of its fields; or a list of these, nested as slime's groups are.
             The answer is taken from the fact `final_text` in `metadata["strands_rollout"]`, together with the facts
-            `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. `label` may be any
-            value that `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other
-            than mathematics; see `Grading`. In the gradings "math" and "choice", an answer at the end of a cut turn
-            (see `is_cut_answer`) does not count (see `grading.extract_answer`).
+            `final_in_reasoning` and `tool_parser`; without `final_text`, from the end of `response`. `label` may be
+            any value that `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading
+            other than mathematics; see `Grading`. In the gradings "math" and "choice", an answer at the end of a cut
+            turn (see `is_cut_answer`) does not count (see `grading.extract_answer`).
         kwargs: Ignored; slime may pass more.
 
     Returns:
@@ -108,9 +108,9 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         A sample whose reward failed (its `method` is `error` or `no_judge`) is excluded from training: it gets
         `remove_sample`.
 
-        The reward is the `score` alone, a float, if slime reads no key from a dict. Then, args set neither `reward_key`
-        nor `eval_reward_key`, or only `eval_reward_key` and the sample is for training. The dict is kept in
-        `metadata["strands_rollout"]["reward"]`. If `args` lacks both attributes, the caller is not slime, and gets the
+        If slime reads no key from the reward, the reward is the `score` alone, a float, and the dict is kept in
+        `metadata["strands_rollout"]["reward"]`. slime reads no key if `reward_key` is not set, and `eval_reward_key` is
+        not set or the sample is for training. If `args` lacks both attributes, the caller is not slime, and gets the
         dict.
 
     Raises:
@@ -205,7 +205,7 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
 
 def _reads_reward_key(args: object, sample: object) -> bool:
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
-        return True  # args are not slime's, or have training's key, which an evaluation without its own key reads too
+        return True  # args are not slime's, or have `reward_key`, which an evaluation without its own key reads too
     if not getattr(args, "eval_reward_key", None):
         return False
     return _is_evaluation(sample)
@@ -213,7 +213,7 @@ def _reads_reward_key(args: object, sample: object) -> bool:
 
 def _is_evaluation(sample: object) -> bool:
     facts = facts_of(sample)
-    # this package's `generate` records it; among other samples, only training samples have slime's group index
+    # this package's `generate` records `evaluation`; of other samples, only training samples have a `group_index`
     return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
 
 
@@ -281,7 +281,7 @@ async def _built_in_reward(settings: RewardSettings, sample: object) -> RewardDi
 
 
 async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
-    # imported here, since the built-in reward works without Strands
+    # Import here: the built-in reward works without Strands
     from strands_rollout.slime_plugin.own_reward import AnswerToGrade, parse_score, user_reward
     from strands_rollout.user_code import add_config_folder
 
@@ -313,7 +313,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
     )
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
-        # as in slime's strands example; negative if there were fewer than two tool iterations
+        # slime's strands example adds the same term; it is negative for fewer than two tool iterations
         score += min(MAX_TOOL_SHAPING, (_tool_iterations(sample) - 2) / 2 * 0.1)
     error = "the sample has no label" if verdict.method == "no_label" else ""
     return {**_reward_dict(score, verdict, error), **{f"{PART_PREFIX}{name}": value for name, value in parts.items()}}

@@ -73,10 +73,10 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     Rollouts with the same `group_index` form a group; rollouts without a `group_index` form groups of
     `n_samples_per_prompt` consecutive rollouts. Each rollout counts once in the mean and the unbiased standard
     deviation of its group, however many samples it became. All trained samples of a rollout get the same normalized
-    reward: GRPO compares draws from one prompt, and a rollout is one draw with one reward. This reward is that of the
-    main agent's sample. In a fan-out from another generate function, the main agent's sample may be unknown. Then,
-    the rollout's reward is the mean reward of its trained samples. If all groups have the same size, and there is
-    neither a fan-out nor an excluded sample, the result equals slime's default.
+    reward: GRPO compares draws from one prompt, and a rollout is one draw with one reward. A rollout gets the reward of
+    its main agent's sample. In a fan-out from another generate function, this sample may be unknown. Then, the
+    rollout's reward is the mean reward of its trained samples. If all groups have the same size, and there is neither a
+    fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED, and a rollout without a usable reward. If
     the main sample is FAILED, all its siblings are excluded, too, since the policy did not cause the failure. A usable
@@ -217,7 +217,7 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """Return the rollouts with a reward, by group.
 
-    Rollouts without a group index form groups of `n_samples_per_prompt` consecutive rollouts, in the order in
+    Rollouts without a `group_index` form groups of `n_samples_per_prompt` consecutive rollouts, in the order in
     which slime draws them. If that size is unknown or does not divide the number of these rollouts, they form a
     single group.
     """
@@ -260,8 +260,7 @@ class FilterVerdict:
     Attributes:
         keep: True if the group is kept.
         reason: The reason for dropping the group; slime counts dropped groups by reason.
-        keep_when_insufficient: True if slime shall keep the group all the same when it would otherwise have to draw
-            more prompts.
+        keep_when_insufficient: True if slime shall keep the group rather than draw more prompts.
     """
 
     keep: bool
@@ -287,8 +286,8 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 
     Returns:
         slime's DynamicFilterOutput, or a `FilterVerdict` outside of slime. The reason of a dropped group is
-        `no_trained_rollout`, `one_trained_rollout`, or `zero_std_` and the common reward to one decimal, as in slime's
-        own filter.
+        `no_trained_rollout` or `one_trained_rollout`. If the rewards are equal, it is `zero_std_` followed by the
+        reward, rounded to one decimal, as in slime's own filter.
 
     Raises:
         FailedGroupsError: Too many groups in a row have no reward; the run must end.
@@ -340,7 +339,7 @@ def _drop_reason(rewards: Sequence[float]) -> str:
 
 
 class FailedGroups:
-    """Counts a job's failed groups in a row; any sample that can be trained ends the streak.
+    """Counter of a job's consecutive failed groups; any sample that can be trained resets it.
 
     A group has failed when all of its samples have failed. A burst of failures among concurrent episodes is not enough
     to end the run. An episode that began before the streak's first failure may still succeed; the run continues while
@@ -393,8 +392,8 @@ class FailedGroups:
         Args:
             number: The episode's number, from `running_episode`.
             sample: The episode's sample; its `group_index` and `index` identify it.
-            group_size: Samples of a group.
-            limit: Number of failed groups in a row at which the run ends, at least 1.
+            group_size: Number of samples in a group.
+            limit: Number of consecutive failed groups that ends the run, at least 1.
             why: The reason, for the error's message.
 
         Returns:
@@ -417,7 +416,7 @@ class FailedGroups:
             if self._failed_groups < limit or any(begun <= self._newest_at_first_failure for begun in self._running):
                 return None
             self.error = FailedGroupsError(
-                f"got {self._failed_groups} failed groups of training samples in a row ({self._failed_episodes} "
+                f"{self._failed_groups} groups of training samples failed in a row ({self._failed_episodes} "
                 "episodes), by no fault of the policy; the run ends, since it would train on nothing. Fix the cause of "
                 f"the last failure, or raise max_failed_groups (now {limit}; 0 never ends a run). The failure: {why}"
             )
@@ -496,7 +495,7 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
     if failure is not None:
         settings = getattr(args, "strands_rollout", None)
         should_abort = settings.get("should_abort") if isinstance(settings, Mapping) else None
-        if not is_aborting(args, sample, should_abort):  # a reward that an abort has cancelled has not failed
+        if not is_aborting(args, sample, should_abort):  # a reward cancelled by an abort has not failed
             _add_failed(args, groups, number, sample, f"the reward failed: {failure}")
     elif is_trained(sample):
         groups.add_trained()

@@ -100,7 +100,7 @@ def _bad_training(sample: SampleLike, status: str) -> Iterator[str]:
     if status == "failed" and (trained or not sample.remove_sample):
         yield "a FAILED sample would be trained; expected an all-zero loss_mask and remove_sample=True"
     if status == "completed" and not trained:
-        yield "a COMPLETED sample trains no token; expected 1 in loss_mask for the policy's own tokens"
+        yield "no token of a COMPLETED sample would be trained; expected 1 in loss_mask for the policy's own tokens"
     if trained and not sample.loss_mask[-1]:
         yield "the response ends with context, which is not trained; expected it to end with a sampled token"
 

@@ -131,7 +131,7 @@ def write_episode(
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
         if ended.start.resume and len(model.conversation.branches) > 1:
-            # the history was rewritten after the resume, so the tokens that the sample holds belong to another segment
+            # the history was rewritten after the resume, so the sample's tokens belong to another segment
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
         if status is statuses.FAILED:
@@ -180,7 +180,7 @@ def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append the trajectory's tokens that a sample lacks, set its images and response text, and mask stale tokens.
+    """Append the trajectory's new tokens to a sample, set its images and response text, and mask stale tokens.
 
     Returns:
         The number of stale tokens that were masked.
@@ -213,13 +213,13 @@ def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[st
 
 
 def _engine_aborts(ended: EndedEpisode) -> int:
-    """Return how often, in all attempts, the engine aborted a request and the turn was then continued or repeated."""
+    """Return the number of engine aborts, in all attempts, after which the turn was continued or repeated."""
     resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Fill a sample for which no token was sampled, with the prompt and a masked filler token as response.
+    """Fill a sample without sampled tokens: with the prompt, and a masked filler token as response.
 
     slime's trainer needs at least one prompt token and one response token. If `prompt_ids` is empty, `filler_id` is the
     prompt, too.
@@ -416,7 +416,7 @@ def sibling_segments(
     ]
     for model, conversation in other_conversations:
         kind = "aside" if conversation.kind == "aside" else "agent"
-        # snapshots, since a tool in a thread may still be running the agent and appending to its record
+        # Take snapshots: a tool in a thread may still be running the agent and appending to its record
         branches = [branch.snapshot() for branch in conversation]
         # an agent may end with a turn that calls a tool, for example for structured output. But if the tool call that
         # ran the agent failed or was cut, the agent was interrupted in that turn
@@ -458,7 +458,7 @@ def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
 
 
 def _mark_as_one_rollout(samples: Sequence[SampleLike], kinds: Sequence[str]) -> None:
-    """Give the samples of one episode, the main agent's first, one rollout id, and number them in their facts."""
+    """Give the samples of an episode (the main agent's first) one rollout id, and number them in their facts."""
     main = samples[0]
     field_name = rollout_id_field(main) or "rollout_id"
     rollout_id = rollout_id_of(main)
@@ -531,7 +531,7 @@ def _episode_facts(
     facts = replace(facts, gateway=program.facts)
     if program.text is None:
         return facts
-    # an answer that the program took from the end of a cut turn is itself cut
+    # if the program took its answer from the end of a cut turn, the answer is cut, too
     is_cut = facts.final_is_cut and str(facts.final_text).rstrip().endswith(program.text.rstrip())
     return replace(facts, final_text=program.text, final_in_reasoning=False, final_is_cut=is_cut)
 

@@ -45,7 +45,7 @@ DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The dotted paths of this package's reward function."""
-# enough for an outage of five minutes and the start of an engine
+# Requests are retried through an outage of five minutes and the start of an engine
 _JOB_PATIENCE_S: Final = 600.0
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
@@ -77,9 +77,9 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
         return loaded
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint or not isinstance(checkpoint, str | os.PathLike):
-        got = f"hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}"
+        got = f"got hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}"
         raise ConfigError(
-            f"got {got if checkpoint else 'no hf_checkpoint in args'}; expected the folder or hub id of the model "
+            f"{got if checkpoint else 'args have no hf_checkpoint'}; expected the folder or hub id of the model "
             "whose tokenizer is used"
         )
     try:
@@ -137,7 +137,7 @@ def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def hub_unreachable_reason() -> str | None:
     """Return the reason why Hugging Face's hub can't be used, or None.
 
-    Unless `HF_HUB_OFFLINE` is set, this sends one request, through the proxies that environment variables name.
+    Unless `HF_HUB_OFFLINE` is set, this sends one request, through any proxies set in environment variables.
     transformers itself would retry for a minute.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -174,7 +174,7 @@ def _load_vocab_size(checkpoint: str) -> int | None:
 
 
 def router_url(args: SlimeArgs, model_name: str | None) -> str:
-    """Return the URL of the router of a model in slime's `--sglang-config`; if the name is None, of the first model.
+    """Return the URL of a model's router; if `model_name` is None, of the first model in slime's `--sglang-config`.
 
     Raises:
         ConfigError: slime serves no model of this name, or there is no router.
@@ -228,7 +228,10 @@ def rollout_control(
 
 
 def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None) -> Hashable:
-    """Return a key; samples in use have equal keys if `is_aborting` reads the same flag and function for them."""
+    """Return a key that samples share if `is_aborting` reads the same flag and function for them.
+
+    The key contains ids of objects, so compare it only while `args` and `should_abort` exist.
+    """
     return id(args), is_slime_sample(sample), should_abort if isinstance(should_abort, str) else id(should_abort)
 
 
@@ -320,7 +323,7 @@ def is_fully_async(args: SlimeArgs) -> bool:
 
 
 def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
-    """Return the seconds for which requests are retried: `setting` or, if it is None, a default.
+    """Return how long to retry requests, in seconds: `setting` or, if it is None, a default.
 
     In jobs of slime, the default is longer: an episode that gives up costs training data. Elsewhere, a wrong URL should
     be reported soon. Jobs of slime are recognized by an argument that only slime's parser has.

@@ -47,8 +47,8 @@ Packed = tuple[bytes, list[Any]]
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are not sent to workers
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
-_RAY_DELAY_S: Final = 5.0  # assumed to be the longest delay with which Ray reports freed resources
-_MAX_BATCH_WAIT_S: Final = 0.05  # longest time for which a batch waits for more messages, while many arrive
+_RAY_DELAY_S: Final = 5.0  # assumed longest time until Ray reports freed resources
+_MAX_BATCH_WAIT_S: Final = 0.05  # longest wait of a batch for more messages, while many arrive
 _BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0  # an empty batch is sent after this time without messages
@@ -138,7 +138,7 @@ class AbortNotice(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Message of a worker to the driver: journal records, results, its CPU use and its newest weight version.
+    """Message from a worker to the driver.
 
     Attributes:
         records: Pairs of an episode's key and a journal record.
@@ -193,7 +193,7 @@ class DriverState:
     Attributes:
         aborted: slime's abort flag.
         user_abort: As `AbortSignals.user`.
-        last_clear_at: The latest time, by `time.monotonic`, at which neither flag was set, as far as the worker knows.
+        last_clear_at: The latest `time.monotonic()` at which neither flag was set, as far as the worker knows.
     """
 
     aborted: bool
@@ -208,7 +208,7 @@ class _RunningEpisode:
 
 
 class _Outbox:
-    """Batches of journal records and results for the driver, since each message to the driver has a fixed cost."""
+    """Journal records and results for the driver, in batches because each message to the driver has a fixed cost."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -259,7 +259,7 @@ class _Outbox:
         self._wait_s = min(_MAX_BATCH_WAIT_S, messages * _BATCH_WAIT_PER_MESSAGE_S)
         records, self._records, self._sent_commits, self._commits = self._records, [], self._commits, []
         results, size = [], 0
-        # bounded, since a batch stays in memory as long as one of its arrays is in use
+        # Bound the batch: it stays in memory as long as one of its arrays is in use
         while self._results and size < _BATCH_BYTES:
             results.append(self._results.popleft())
             size += sum(len(buffer) for buffer in results[-1].buffers)
@@ -270,10 +270,10 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _WorkerRecordSink:
-    """Record sink of a worker: writes to a file in case this process dies, and to the driver in case the node is lost.
+    """Implementation of `journal.RecordSink` in a worker.
 
-    Implements `journal.RecordSink`. The driver keeps the previous attempt's records until this attempt has sent its
-    first record. That record holds the whole episode so far.
+    Records go to a file in case this process dies, and to the driver in case the node is lost. The driver keeps the
+    previous attempt's records until this attempt has sent its first record. That record holds the whole episode so far.
     """
 
     outbox: _Outbox

@@ -1,7 +1,7 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the worker with the lowest load. But the worker of its group's last episode is preferred if that
-worker's load is hardly higher. The driver keeps the journal records of the episode's steps. With these records, another
+Each episode goes to the worker with the lowest load. But the worker of its group's previous episode is preferred if its
+load is hardly higher. The driver keeps the journal records of the episode's steps. With these records, another
 worker can continue the episode if the first worker dies. All calls of actors are made in the pool's thread, which has
 its own event loop. Callers wait in their own event loops.
 """
@@ -154,8 +154,8 @@ class _EpisodeJob:
         done: Future of the worker's result. The result is None if the episode was aborted while waiting for a worker,
             without journal records. Before `WorkerPool.play`, `done` itself is None.
         worker: The worker that plays the episode; None while it waits.
-        waits_or_plays_since: The time, by `time.monotonic`, at which the episode began to wait for a worker or, once
-            assigned, to be played.
+        waits_or_plays_since: The `time.monotonic()` when the episode began to wait for a worker or, once assigned, to
+            be played.
         records: The journal records of the last attempt that left any.
         new_records: The journal records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
@@ -198,7 +198,7 @@ class _EpisodeJob:
         if self.done is None or self.done.done():  # not `is_over`, which does not narrow the type
             return
         if isinstance(outcome, RolloutError):
-            # a copy, since several callers may raise the same error, and each raise would extend its traceback
+            # Copy the error: several callers may raise it, and each raise would extend its traceback
             self.done.set_exception(copy.copy(outcome))
         else:
             self.done.set_result(outcome)
@@ -246,16 +246,15 @@ class _Worker:
     """A worker of the pool; when its actor dies, the worker gets a new actor.
 
     Attributes:
-        node: Ray's id of the node on which it should run; None to let Ray choose.
+        node: Ray's id of the node to run on; None to let Ray choose.
         actor: Ray's handle of the current actor.
         info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
         assignments: The assignments to send with the next call of `EpisodeWorker.assign`, together with `notices` and
             `cancelled`.
-        args_numbers: The numbers of the actor's `ArgsSnapshot`s, as keys of a dict, in the order in which they were
-            sent.
+        args_numbers: The numbers of the `ArgsSnapshot`s sent to the actor, oldest first; the dict is an ordered set.
         deaths: The times of the last deaths, by `time.monotonic`.
-        busy: The CPU cores that it used lately, on average.
+        busy: The average number of CPU cores used lately.
         episode_s: The smoothed duration of an episode, in seconds; 0 until one has ended.
     """
 
@@ -366,7 +365,7 @@ class WorkerPool:
                 self._assign()
 
     async def close(self) -> None:
-        """End all workers; the episodes that they play are lost."""
+        """End all workers; their running episodes are lost."""
         for task in self._tasks:
             task.cancel()
         try:
@@ -697,7 +696,7 @@ def close_pools() -> None:
 
 @contextmanager
 def local_workers(count: int) -> Iterator[None]:
-    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing if `count` is 0.
+    """Within the block, run Ray on this machine alone, with CPUs for `count` workers; if `count` is 0, do nothing.
 
     At the end of the block, end all workers of this process.
 

@@ -26,7 +26,7 @@ _CONTRACT_KINDS: Final = {
     "a FAILED sample would be trained": "trained failure",
     "ends with context": "trailing context",
     "the episode was aborted": "unfinished",
-    "trains no token": "nothing trained",
+    "no token of a COMPLETED sample": "nothing trained",
     "reward is": "reward",
     "status is": "status",
 }

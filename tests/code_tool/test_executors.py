@@ -62,7 +62,7 @@ def test_make_executor_from_dotted_path() -> None:
     [
         ("lokal", "unknown executor 'lokal'; did you mean 'local'?"),
         ({"memory_mb": 1}, "expected a name, or a mapping with the key 'name'"),
-        ("ray", "got the executor 'ray', which was removed; set episode_workers instead"),
+        ("ray", "the executor 'ray' was removed; set episode_workers instead"),
         ({"name": "ray", "address": "auto"}, "set episode_workers instead"),
         ("strands_rollout.code_tool.RayExecutor", "set episode_workers instead"),
         ("strands_rollout.code_tool.ray:RayExecutor", "set episode_workers instead"),

@@ -100,7 +100,7 @@ DAMAGED_PICKLES = {
     "a negative length": (tensor(ZERO, NEGATIVE, ONE), "whole numbers from 0"),
     "a negative stride": (tensor(ONE, TWO, NEGATIVE), "whole numbers from 0"),
     "a negative offset": (tensor(NEGATIVE, TWO, ONE), "whole numbers from 0"),
-    "a stride of zero": (tensor(ZERO, HUGE, ZERO), "got a tensor of size"),
+    "a stride of zero": (tensor(ZERO, HUGE, ZERO), "it has a tensor of size"),
     "a storage of another length": (P2 + storage(count=b"K\x03") + b".", "expected 3"),
     "a missing storage": (P2 + storage(key=b"9") + b".", "damaged"),
     "a changed storage": (P2 + storage() + b"}b.", "not a NumPy array"),

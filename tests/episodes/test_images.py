@@ -388,7 +388,7 @@ def test_to_episode_prompt_image_error_names_the_expected_form(source: Any, mess
     [
         ("What?", {"images": ["x"]}, "got a string as prompt, and 1 images"),
         (chat("x"), {"images": ["x"], "videos": ["v"]}, "got \\['videos'\\] in the sample's multimodal_inputs"),
-        (chat("x"), {"images": [picture(), picture()]}, "got 2 loaded images, 1 more than the chat has image parts"),
+        (chat("x"), {"images": [picture(), picture()]}, "got 2 loaded images, 1 more than there are image parts"),
         (chat("x", "y"), {"images": [picture()]}, "got more image parts than loaded images"),
         (
             [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text"}]}],

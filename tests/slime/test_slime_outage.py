@@ -54,7 +54,7 @@ async def test_max_failed_groups_ends_run_without_engine(start: Start, fault: Re
     given = {"strands_rollout": {"max_failed_groups": 5}, **BATCH, **more}
     stage = await start({"dies": [fault]}, ["dies"] * 6, **given)
     async with asyncio.timeout(60):
-        with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row"):
+        with pytest.raises(FailedGroupsError, match="groups of training samples failed in a row"):
             await steps(stage, 20)
     # slime ignores what a surplus group raises
     assert 1 <= len(stage.rollouts.raised) <= 4
@@ -176,7 +176,7 @@ WITH_REWARD = {"max_failed_groups": 5, "reward": DEAD}
 async def test_max_failed_groups_ends_run_without_reward(start: Start, more: dict[str, Any]) -> None:
     stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **{**BATCH, "strands_rollout": WITH_REWARD, **more})
     async with asyncio.timeout(60):
-        with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row .*reward"):
+        with pytest.raises(FailedGroupsError, match="groups of training samples failed in a row .*reward"):
             await steps(stage, 20)
     assert stage.rollouts.raised == []
     assert len(stage.rollouts.calls) < 50

@@ -64,7 +64,7 @@ def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], opt
         ({"status": Sample.Status.PENDING}, "status is pending"),
         ({"status": Sample.Status.ABORTED}, "status is aborted"),
         ({"status": Sample.Status.FAILED}, "a FAILED sample would be trained"),
-        ({"loss_mask": [0] * 6, "rollout_log_probs": [0.0] * 6}, "a COMPLETED sample trains no token"),
+        ({"loss_mask": [0] * 6, "rollout_log_probs": [0.0] * 6}, "no token of a COMPLETED sample would be trained"),
         ({"loss_mask": [1, 1, 0, 0, 1, 0], "rollout_log_probs": [-0.5, -0.1, 0, 0.0, -2.0, 0.0]}, "ends with context"),
         ({"reward": None}, "reward is None"),
         ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),

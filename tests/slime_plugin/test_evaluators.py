@@ -227,7 +227,7 @@ NO_VERDICT: dict[str, tuple[str, Any, str]] = {
     "an evaluator that raises": ("MetadataEvaluator", {}, "raised KeyError"),
     "a score that is not a number": ("SyncEvaluator", {"score": float("nan")}, "expected a finite `score`"),
     "a row that can't be parsed": ("SyncEvaluator", {"expected_trajectory": 1}, "raised ValidationError"),
-    "an unknown state name": ("misspelled_state", {}, "compares the state 'carts', which this episode lacks; got cart"),
+    "an unknown state name": ("misspelled_state", {}, "the state 'carts', which this episode lacks; it has cart"),
     "a missing input": ("InteractionsEvaluator", {}, "reads actual_interactions, which this episode lacks"),
     "no label": ("equals", {"label": None}, "compares with the row's label, but the row has none"),
     "calls that the history has dropped": (
@@ -268,7 +268,7 @@ MISPLACED: list[Any] = [
     (f"{HERE}.called", "is an evaluator, not a function"),
     (
         {"evaluator": f"{HERE}.rubric", "judge": PROMPT},
-        "got judge.prompt for test_evaluators.rubric",
+        "test_evaluators.rubric has its own prompt; remove judge.prompt",
     ),
 ]
 

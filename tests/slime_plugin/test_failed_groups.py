@@ -92,7 +92,7 @@ def test_failed_burst_ends_run_once_after_older_episodes(failing: int) -> None:
             count_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
         except FailedGroupsError as e:
             ends.append((at, str(e)[:80]))
-    message = "got 32 failed groups of training samples in a row (256 episodes), by no fault of the policy"[:80]
+    message = "32 groups of training samples failed in a row (256 episodes), by no fault of the policy"[:80]
     assert ends == ([(255, message)] if failing == 256 else [])
 
 
@@ -127,7 +127,7 @@ def test_fully_async_run_of_failed_episodes_ends_at_step(hook: str, caplog: pyte
 
     args = args_of(rollout_function_path=FULLY_ASYNC, reward_key=None)
     assert play(args, "FFFFFF") == []
-    assert "event=groups_failed error=got 3 failed groups of training samples" in caplog.text
+    assert "event=groups_failed error=3 groups of training samples failed" in caplog.text
     failed, trained = ended("FAILED"), ended("COMPLETED", index=1)
     end_of_step([failed, trained])
     with pytest.raises(FailedGroupsError):
@@ -238,7 +238,7 @@ async def test_group_rm_scores_whole_group_before_ending_run() -> None:
             count_episode(args, number, sample)
         if not group:
             await reward_func(args, samples)
-    with pytest.raises(FailedGroupsError, match=r"got 2 failed groups .*\(4 episodes\).*KeyError"):
+    with pytest.raises(FailedGroupsError, match=r"2 groups of training samples failed .*\(4 episodes\).*KeyError"):
         await reward_func(args, samples)
     assert all(sample.remove_sample for sample in samples)
 
@@ -282,7 +282,7 @@ class SlowReward:
 async def test_fully_async_run_of_failed_rewards_ends_at_step(caplog: pytest.LogCaptureFixture) -> None:
     args = graded_args(rollout_function_path=FULLY_ASYNC)
     assert await grade_episodes(args, "X" * 6) == []
-    assert "event=groups_failed error=got 3 failed groups of training samples" in caplog.text
+    assert "event=groups_failed error=3 groups of training samples failed" in caplog.text
     with pytest.raises(FailedGroupsError):
         normalize_rewards(args, [ended("COMPLETED", removed=True)])
 
@@ -297,7 +297,7 @@ def test_group_filter_ends_run_without_numeric_rewards(reward: Any, group_filter
     assert group_filter(args, group_of(1.0, 0.0, group=2)).keep
     for group in (3, 4):
         assert not group_filter(args, group_of(reward, reward, group=group)).keep
-    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: got the reward"):
+    with pytest.raises(FailedGroupsError, match=r"3 groups of training samples failed .*: got the reward"):
         group_filter(args, group_of(reward, reward, group=5))
 
 

@@ -231,7 +231,7 @@ def test_worker_is_slimes_own_without_a_limit(slimes_module: Any, caplog: pytest
     assert generate_rollout_fully_async(job(None), 0, StandInSource()) is None
     del slimes_module._worker_lock
     assert generate_rollout_fully_async(job(3), 0, StandInSource()) is None
-    assert "this slime's slime.rollout.fully_async_rollout has another structure" in caplog.text
+    assert "this slime's slime.rollout.fully_async_rollout has an unknown structure" in caplog.text
 
 
 def test_generate_rollout_fully_async_passes_on_what_slime_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

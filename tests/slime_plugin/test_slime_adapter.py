@@ -126,8 +126,8 @@ def test_tokenizer_of_refuses_invalid_checkpoint(checkpoint, monkeypatch) -> Non
     monkeypatch.setattr(
         transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("from_pretrained was called")
     )
-    got = "no hf_checkpoint in args" if checkpoint is None else "hf_checkpoint="
-    with pytest.raises(ConfigError, match=rf"got {got}.*expected (the folder or hub id|one of them)") as refusal:
+    got = "args have no hf_checkpoint" if checkpoint is None else "got hf_checkpoint="
+    with pytest.raises(ConfigError, match=rf"{got}.*expected (the folder or hub id|one of them)") as refusal:
         tokenizer_of(SimpleNamespace(hf_checkpoint=checkpoint), Sample())
     assert len(str(refusal.value)) < 1000
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
 _CHUNK_BYTES: Final = 1 << 16
-# messages of a child on its control socket, which `fork_server.py` describes
+# a child's messages on its control socket; `fork_server.py` describes them
 READY: Final = b"R"
 FAILED: Final = b"E"
 STARTED: Final = b"S"
@@ -31,7 +31,7 @@ def frame(message: object) -> bytes:
 
 
 class FrameReader:
-    """Reader of JSON messages, each after its length, from a blocking socket."""
+    """Reader of framed JSON messages from a blocking socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

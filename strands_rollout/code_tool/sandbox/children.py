@@ -21,7 +21,7 @@ _DRAIN_TIMEOUT_S: Final = 0.5  # in a weaker mode, a process that escaped may ho
 
 
 class RunningChild:
-    """A process that runs one piece of code, or a session's pieces one after the other, with its pipes and output."""
+    """A process, its pipes and its output. It runs one piece of code, or a session's pieces one after the other."""
 
     def __init__(self, slot: int, max_output_chars: int, max_output_bytes: int) -> None:
         loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class RunningChild:
         self.is_ending = False  # it has been killed, but may not have ended yet
         self.thread_limit = 0  # the soft RLIMIT_NPROC that the supervisor last set; 0 if it has set none
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
-        # done once the child waits for code; has an exception if forking or preparing it failed
+        # `ready` is done once the child waits for code; if forking or preparing the child failed, it has an exception
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int] = loop.create_future()  # the exit code; -1 if no process could be forked
         self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much

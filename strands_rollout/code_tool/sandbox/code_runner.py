@@ -1,7 +1,7 @@
-"""Runs code, formats its errors, and caps its output, in the local sandbox and in remote sandboxes.
+"""Run code, format its errors, and cap its output, in the local sandbox and in remote sandboxes.
 
-Remote sandboxes are sent this file's source. Therefore, it must run on Python 3.8 and import nothing of this package.
-It must import little, because every call pays for the imports.
+Remote sandboxes get the source of this file, so it must run on Python 3.8 and import nothing from this package. It must
+import little, because every call pays for the imports.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _folders: list[str] = []  # the working folder with a trailing slash; tracebacks
 
 
 def _shown_name(filename: str) -> str | None:
-    """Return the name that a traceback shows for one of the code's own files; None for files of the machine."""
+    """Return the name that a traceback shows for one of the code's own files; return None for any other file."""
     if filename in _sources:
         return filename
     folder = next((folder for folder in _folders if filename.startswith(folder)), None)
-    # the file must exist: after a change of root, modules imported before it also seem to lie below the new root
+    # check that the file exists: after a change of root, modules imported earlier also seem to lie below the new root
     return None if folder is None or not os.path.exists(filename) else filename[len(folder) :]  # noqa: PTH110
 
 
@@ -52,7 +52,7 @@ def remove_foreign_frames(error: traceback.TracebackException) -> None:
 
 
 def format_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> str:
-    """Format a traceback for the code's author: own frames with source lines, and no paths of the machine."""
+    """Format a traceback with the source lines of the code's own frames, without paths of this machine."""
     import linecache
     import traceback
 
@@ -82,7 +82,7 @@ def report_thread_error(args: threading.ExceptHookArgs) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning without paths of the machine; installed as `warnings.formatwarning`."""
+    """Format a warning without the path of its file; installed as `warnings.formatwarning`."""
     del line
     where = f" (line {lineno})" if filename in _sources else ""
     return f"{category.__name__}: {message}{where}\n"
@@ -106,8 +106,8 @@ def prepare_interpreter() -> types.ModuleType:
 def _enable_fresh_imports(folder: str) -> None:
     """Make modules in a folder importable as soon as they are written.
 
-    Python caches a folder's listing by its modification time, and a module's bytecode by the second of its
-    modification: without this, code that writes a module and imports it at once could see the old state.
+    Python lists a folder again only if its modification time has changed, and compares a module's modification time
+    with its bytecode in whole seconds. So code that writes a module and imports it at once could get an old version.
     """
     from importlib import machinery
 
@@ -134,7 +134,7 @@ def _enable_fresh_imports(folder: str) -> None:
 
 
 def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
-    """Execute the code; if it ends with an expression, print the value, except None."""
+    """Execute the code; if it ends with an expression, print the value, unless it is None."""
     _sources[name] = code
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -146,7 +146,7 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
             print(repr(value))
 
 
-# at most 15 digits: more than any real count has, but the code may print a false marker with any number of digits
+# no real count has more than 15 digits, but the code may print a false marker with any number of digits
 _MARKER: Final = re.compile(r"\n\.\.\. \[([0-9]{1,15}) characters dropped\] \.\.\.\n")
 
 
@@ -155,7 +155,7 @@ def _marker(dropped_chars: int) -> str:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Replace the middle of a text longer than `max_chars` by a marker with the number of dropped characters.
+    """Replace the middle of a text longer than `max_chars` with a marker that has the number of dropped characters.
 
     If the dropped middle has the marker of an earlier cut, the number includes the characters dropped then. The result
     has `max_chars` characters and the marker (at most 50 characters).
@@ -215,7 +215,7 @@ _SIGNAL_TEXTS: Final = {
 
 
 def describe_signal(exit_code: int) -> str | None:
-    """Describe the signal behind a negative exit code; None for an exit code that the program chose."""
+    """Describe the signal behind a negative exit code; return None for any other exit code."""
     if exit_code >= 0:
         return None
     name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"

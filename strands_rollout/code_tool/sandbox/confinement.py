@@ -6,17 +6,17 @@ layers are:
 - `limits`: rlimits
 - `user`: a separate user, if the fork server is root
 - `files`: Landlock; or a change of root, if Landlock can't be used and the fork server is root
-- `syscalls`: a seccomp filter; if code may start programs, the layer `programs` replaces it, with another filter
+- `syscalls`: a seccomp filter; if code may start programs, the layer `programs` with another filter replaces it
 
 Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones. It can never
 read a whole site-packages folder: that folder contains this package with its labels and rewards.
 
 The sandbox's user may be unable to reach Python's folders by path, for example if Python is in a home directory of mode
-0700. Such a user reaches them through directory descriptors from before the change of user. A path that starts at
+0700. Such a user reaches them through directory descriptors opened before the change of user. A path that starts at
 /proc/self/fd/N needs no permission on the folders above the opened one. The permissions of the files themselves and the
 kernel's confinement still apply.
 
-Code that may start programs can also read and run what `_PROGRAMS` lists.
+Code that may start programs can also read and run all files below `_PROGRAMS`.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ class LibraryFinder:
 
 
 class DirectoryDescriptors:
-    """Open descriptors of folders, through which the folders stay reachable after a change of user."""
+    """Open descriptors of folders, which keep the folders reachable after a change of user."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -130,7 +130,7 @@ class DirectoryDescriptors:
         self._paths[folder] = f"/proc/self/fd/{number}"
 
     def reach(self, path: str) -> str:
-        """Return the path through a descriptor if it lies in one of the opened folders, else the path itself."""
+        """Return `path`, rerouted through a descriptor if the path lies in an opened folder."""
         for folder in sorted(self._paths, key=len, reverse=True):
             if path == folder or path.startswith(folder + os.sep):
                 return self._paths[folder] + path[len(folder) :]
@@ -167,7 +167,7 @@ class LayerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A new directory for one process, with the user and the Landlock ruleset for it."""
+    """A new directory for one process, with the process's user and Landlock ruleset."""
 
     folder: str
     user: int | None  # the user to change to; None to stay the same user
@@ -271,11 +271,11 @@ class Confinement:
         self.descriptors.reroute_imports()
 
     def library_folders(self) -> dict[str, Sequence[str]]:
-        """Return the libraries, as folder -> names, with the paths that confined code uses."""
+        """Return folder -> names of libraries in it; each folder is a path that confined code can use."""
         return {self.descriptors.reach(folder): names for folder, names in self._libraries.items()}
 
     def sample_files(self) -> list[str]:
-        """Return one file of each folder that code imports from, with the path for confined code."""
+        """Return one Python file of each folder that code imports from, as a path that confined code can use."""
         folders = [Path(folder) for folder in standard_library_folders()]
         folders += [Path(folder, name) for folder, names in self.library_folders().items() for name in names]
         return [str(file) for folder in folders if (file := next(folder.glob("*.py"), None)) is not None]
@@ -294,7 +294,7 @@ class Confinement:
             folder: Path of the directory. The directory of an earlier run must have been deleted. Even empty, it would
                 reveal something of that run by its times and size.
             slot: The slot's number; with the layer `user`, each slot has a user of its own.
-            previous: The last workspace at this path; its ruleset is reused if it is open.
+            previous: The previous workspace at this path; its ruleset is reused if it is open.
 
         Raises:
             LayerError: The ruleset can't be made.
@@ -338,7 +338,7 @@ class Confinement:
         _run_layer_step("user", lambda: self._change_user(workspace.user))
         if sys.platform == "linux":  # after the change of user, which resets both
             kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-            # dumpable lets the supervisor see open files; with confined files no other code can look into /proc
+            # the supervisor can see a dumpable process's open files; code with confined files can't look into /proc
             kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced or self._programs))
             if os.getppid() != fork_server:
                 os._exit(1)  # the fork server died before PDEATHSIG was set
@@ -361,7 +361,7 @@ class Confinement:
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
             return  # not missing: only root can change its user; other layers protect this user's files and processes
-        # far from the ids of real users, and different for each fork server, since the kernel counts threads by user
+        # avoid the ids of real users and of other fork servers, since the kernel counts threads by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(kernel.can_change_user, candidates), None)
         if self._first_user is None:

@@ -23,8 +23,8 @@ writes to the supervisor:
   byte, the exit code
 
 Without a session the child exits after that. The supervisor does not wait for the exit, because the kernel takes
-milliseconds to free the memory of such a process. Code can find the socket and write DONE itself. Its call then ends
-with an exit code of its choice, as after `os._exit`, and the code is killed, or stopped until the session's next call.
+milliseconds to free the memory of such a process. Code can find the socket and write DONE itself. The call then ends
+with an exit code chosen by the code, as after `os._exit`; the code is killed, or stopped until the session's next call.
 """
 
 import _sitebuiltins
@@ -100,7 +100,7 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
 
 
 def _leave_process_group(confinement: Confinement) -> None:
-    """Begin a process group, in the fork server's session if system calls are filtered, else in a new session.
+    """Begin a process group, or a session if system calls are not filtered.
 
     In the fork server's session, the child has that session's low priority (see `_lower_priority`). But processes of
     one session may send each other SIGCONT and join each other's process groups. Only the filter prevents that, so
@@ -119,7 +119,7 @@ def _leave_process_group(confinement: Confinement) -> None:
 
 
 def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
-    """Install the child's descriptors as 0 to 3, and close all others but `kept` and the ruleset's."""
+    """Install the child's descriptors as 0 to 3; close all other descriptors except `kept` and the ruleset's."""
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
     start = _CONTROL_FD + 1
@@ -127,12 +127,12 @@ def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int
     for number in sorted([*kept, *ruleset]):
         os.closerange(start, number)
         start = number + 1
-    # only up to the highest open descriptor: without close_range(2) each number costs a system call
+    # stop at the highest open descriptor: without close_range(2) each number costs a system call
     os.closerange(start, max(start, 1 + max(map(int, os.listdir("/dev/fd")))))  # noqa: PTH208
 
 
 def _reset_interpreter(home: str) -> None:
-    """Replace the state that is inherited from the fork server, and adapt some of Python's functions to the sandbox."""
+    """Replace the state inherited from the fork server, and adapt some of Python's functions to the sandbox."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
     os.path.realpath = _real_path  # type: ignore[assignment] # one function for all kinds of paths
@@ -196,7 +196,7 @@ _PrivateMmap.__module__ = "mmap"
 
 
 def _avoid_shared_memory() -> None:
-    """Make anonymous `mmap` private, and replace multiprocessing's locks by those of threading.
+    """Make anonymous `mmap` private, and replace multiprocessing's locks with threading's locks.
 
     multiprocessing's locks, which its ThreadPool uses, are files in /dev/shm. Nothing is lost: this process can't start
     a process that would share memory or locks with it.
@@ -503,7 +503,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Server that forks children into slots. It also signals and limits the children, and reports their ends."""
+    """Server that forks children into slots. It also signals and limits the children, and reports when they end."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands
@@ -584,7 +584,7 @@ class ForkServer:
                 self._send({"is": "ended", "slot": slot, "exit_code": exit_code})
 
     def _kill_orphans(self) -> None:
-        """Kill the processes, of any run, whose parent has ended: this process, a subreaper, has adopted them."""
+        """Kill the orphaned processes of all runs, which this process has adopted as a subreaper."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, listed)) - self._children.keys():
@@ -627,7 +627,7 @@ def main() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _lower_priority()
-    # a child replaces descriptors 0 to 3, so none that is opened later may have such a number
+    # a child replaces descriptors 0 to 3, so descriptors opened later must have higher numbers
     while os.open(os.devnull, os.O_RDONLY) <= _CONTROL_FD:
         pass
     limits, programs = ChildLimits(**settings["limits"]), settings["programs"]
@@ -663,7 +663,7 @@ def _lower_priority() -> None:
     for _ in range(_AUTOGROUP_ATTEMPTS):
         try:
             _lower_autogroup()
-        except BlockingIOError:  # without CAP_SYS_ADMIN, one such write is allowed on the machine in 100 ms
+        except BlockingIOError:  # without CAP_SYS_ADMIN, the machine allows one such write in 100 ms
             time.sleep(0.1 + os.getpid() % 10 / 100)  # processes that start together retry at different times
         except OSError:  # no Linux, or no autogroups
             return

@@ -48,8 +48,8 @@ def prctl(option: int, *args: int) -> int:
     return _call_libc("prctl", ctypes.c_int, option, *args, *padding)
 
 
-# System calls in the order of their numbers. A number in the listing is that of the system call after it; each
-# further system call has the next number.
+# System calls in the order of their numbers. A number in the listing belongs to the system call after it; each further
+# system call has the next number.
 _SHARED: Final = """
     424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig
     fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2
@@ -141,7 +141,7 @@ _TABLES: Final = {"x86_64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
 def syscall_numbers(machine: str) -> dict[str, int]:
-    """Return the system calls of a machine, as `platform.machine()` names it: name -> number.
+    """Return the system calls (name -> number) of `machine`, a value of `platform.machine()`.
 
     Raises:
         ValueError: There is no table of the machine's system calls.
@@ -163,14 +163,14 @@ class ChildLimits:
 
     memory_mb: int  # address space; macOS ignores it
     file_mb: int  # largest file
-    max_threads: int  # for a process whose threads are counted alone; otherwise see `shared_thread_limit`
+    max_threads: int  # if the kernel counts the process's threads separately; else see `shared_thread_limit`
     cpu_s: int  # last resort: the supervisor enforces wall-clock limits
 
     def apply(self, *, own_user: bool) -> None:
         """Set soft and hard limits of the calling process.
 
         Args:
-            own_user: The kernel counts the process's threads alone, since it has a user or a user namespace of its own.
+            own_user: The process has its own user or user namespace, so the kernel counts its threads separately.
         """
         wanted = {
             resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
@@ -354,7 +354,7 @@ class Ruleset:
     A rule applies to the file or directory itself, under all its names. Adding a rule needs no permission on the file.
 
     Attributes:
-        abi: The ABI in use: the argument, or the kernel's, but at most the newest that this class knows.
+        abi: The ABI in use: the argument or, by default, the kernel's ABI; at most `NEWEST_LANDLOCK_ABI`.
         fd: The ruleset's descriptor, closed on exec but not in forks; -1 if closed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Measures and deletes the directories in which code works, and keeps access times of shared files from changing.
+"""Measure and delete the working directories of code, and keep the access times of shared files from changing.
 
 The code may change its directory at any moment. Every step therefore uses directory descriptors and follows no links.
 Thus only entries of the directory itself are measured or deleted, even if the code renames entries meanwhile. No depth
@@ -19,10 +19,10 @@ RESERVE_BYTES: Final = 256 * 1024 * 1024  # a disk with fewer free bytes, or few
 RESERVE_FILES: Final = 1024
 MAX_DEPTH: Final = 32  # nested directories; measuring holds a descriptor for each
 
-_SLICE: Final = 128  # entries of a directory that are measured between two yields; takes well below a millisecond
+_SLICE: Final = 128  # directory entries to measure between two yields: well below a millisecond of work
 _UNLIMITED: Final = 1 << 62
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_O_NOATIME: Final[int] = getattr(os, "O_NOATIME", 0)  # only Linux has these two
+_O_NOATIME: Final[int] = getattr(os, "O_NOATIME", 0)  # only Linux has O_NOATIME and O_PATH
 _O_PATH: Final[int] = getattr(os, "O_PATH", 0)
 _VANISHED_ERRORS: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # the entry was deleted or replaced meanwhile
 _RESOURCE_ERRORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -58,7 +58,7 @@ def free_space(folder: str) -> tuple[int, int]:
 
 
 def is_scarce(free: tuple[int, int]) -> bool:
-    """Return whether the disk counts as full; `free` is the numbers of free bytes and files."""
+    """Return whether the disk counts as full; `free` has the numbers of free bytes and free files."""
     return free[0] < RESERVE_BYTES or free[1] < RESERVE_FILES
 
 
@@ -154,7 +154,7 @@ def _empty(top: int) -> None:
                 for inner in os.listdir(folder):  # noqa: PTH208 - a descriptor
                     if not _try_remove(inner, folder):
                         _make_accessible(inner, folder)  # a rename rewrites its "..", which needs write permission
-                        # moved up, so that neither descriptors nor recursion depth run out in a deep tree
+                        # move it up: in a deep tree, recursion would run out of descriptors or depth
                         serial += 1
                         os.rename(inner, f"{prefix}-{serial}", src_dir_fd=folder, dst_dir_fd=top)
             os.rmdir(name, dir_fd=top)

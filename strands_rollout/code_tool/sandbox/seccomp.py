@@ -4,8 +4,8 @@
 can, lists the refused system calls.
 
 `WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Numbers above the last known one get ENOSYS, and so do
-calls that C libraries try first and replace by an older call on ENOSYS. Calls that some file systems or older kernels
-lack get the error of such a file system or kernel. Byte-range locks and advice about the page cache succeed without
+calls that C libraries try first and replace by an older call on ENOSYS. Calls missing in some file systems or older
+kernels get the error of such a file system or kernel. Byte-range locks and advice about the page cache succeed without
 effect. A call in another architecture's convention ends the process.
 """
 
@@ -39,9 +39,9 @@ _ALLOWED_NAMES: Final = """
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ANSWERS: Final[dict[str, int]] = {
-    # links must not reveal their targets: the error is the one for a file that is not a link
+    # links must not reveal their targets: the error means that the file is not a link
     **dict.fromkeys(("readlink", "readlinkat"), errno.EINVAL),
-    # a filter can't read the arguments of clone3 and openat2, which are in memory; libraries do without the others
+    # a filter can't read the arguments of clone3 and openat2, which are in memory; libraries do without futex_*
     **dict.fromkeys(("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"), errno.ENOSYS),
     # fallocate takes space faster than the space is measured; extended attributes would reveal something about files
     # that code may not read
@@ -72,13 +72,13 @@ class Condition(NamedTuple):
     mask: int = _LOW
     high: bool = False  # compare the upper half
     error: int = errno.EPERM  # returned instead of making the call; 0 pretends success
-    refuses: bool = False  # inverted: the argument must be none of the values
+    refuses: bool = False  # inverted: `half & mask` must not be in `values`
 
 
 _SUCCESS: Final = 0
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
-# a negative clock id means the CPU time of a thread (allowed), or of a process, possibly another process (refused)
+# a negative clock id means the CPU time of a thread (allowed) or of any process (refused)
 _CLOCKS: Final = Condition(0, (0, 4, 0x8000_0004), 0x8000_0004, error=errno.EINVAL)
 # MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB: it is of no use on
 # these sockets, and its implementation in the kernel has had vulnerabilities.
@@ -177,26 +177,26 @@ _PROGRAMS_ANSWERS: Final[dict[str, int]] = {
     **dict.fromkeys(_UNAVAILABLE.split(), errno.ENOSYS),
     **dict.fromkeys(_ATTRIBUTES.split(), errno.EOPNOTSUPP),
     **dict.fromkeys(_FORBIDDEN.split(), errno.EPERM),
-    # they move pages by reference, as `ANSWERS` explains; this is their error for unsupported descriptors
+    # these move pages by reference, as `ANSWERS` explains; EINVAL is their error for unsupported descriptors
     **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), errno.EINVAL),
     "socket": errno.EAFNOSUPPORT,
 }
 _SELF_AS_ZERO: Final = Condition(0, (0,))
 _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
-    # one table of descriptors for all threads of a process, since only one thread's table is read
+    # all threads of a process must share a table of descriptors, since only one thread's table is read
     "clone": (
         Condition(0, (0,), _NEW_NAMESPACES),
         Condition(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_FILES | _CLONE_THREAD),
     ),
     "unshare": (Condition(0, (0,), _NEW_NAMESPACES | _NEW_TIME_NAMESPACE | _CLONE_FILES),),
     "close_range": CONDITIONAL["close_range"],
-    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET. Not SOCK_DGRAM, as above.
+    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET. Not SOCK_DGRAM, as in `CONDITIONAL`.
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
     # not PR_SET_DUMPABLE: it would hide open files from the measurement. Not PR_SET_THP_DISABLE: `Confinement` has set
     # it for the memory limit
     "prctl": (Condition(0, (4, 41), refuses=True),),
     "fcntl": (Condition(1, (1024,), refuses=True),),  # not F_SETLEASE: opening a leased file blocks
-    # for the caller only: otherwise, code could change other processes of the same user
+    # allow only the caller: otherwise, code could change other processes of the same user
     **dict.fromkeys(
         ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), (_SELF_AS_ZERO,)
     ),
@@ -211,8 +211,8 @@ class Rules:
     Attributes:
         answers: Name -> error that the caller gets.
         conditions: Name -> conditions on its arguments.
-        allowed: Names that are allowed besides those in `conditions`; all others are refused with EPERM. None to allow
-            every known name that is in neither `answers` nor `conditions`.
+        allowed: Names that are allowed besides those in `conditions`; any other name outside `answers` gets EPERM. None
+            to allow every known name that is in neither `answers` nor `conditions`.
     """
 
     answers: Mapping[str, int]
@@ -257,8 +257,8 @@ class _Instruction(NamedTuple):
     if_false: int = 0
 
 
-# A block returns on every path, so blocks can be concatenated. Only a block of `_check` continues, if its condition
-# holds.
+# A block returns on every path, so it never runs into the block after it. Only a block of `_check` does, if its
+# condition holds.
 _Block = list[_Instruction]
 
 
@@ -271,7 +271,7 @@ class SyscallFilter:
 
     @classmethod
     def for_machine(cls, machine: str, rules: Rules = WITHOUT_PROGRAMS) -> Self:
-        """Compile the filter for a machine, as `platform.machine()` names it."""
+        """Compile the filter for `machine`, a value of `platform.machine()`."""
         block = _search(_verdicts(syscall_numbers(machine), rules))
         if machine == "x86_64":
             block = _branch(_IF_ANY_BIT, _X32_BIT, _returns(_KILL_PROCESS), block)
@@ -304,7 +304,7 @@ def is_supported() -> bool:
 
 
 def install(program: bytes) -> None:
-    """Apply a filter, as `SyscallFilter.program` returns it, to the calling thread and all that it starts, irrevocably.
+    """Apply a filter from `SyscallFilter.program` irrevocably to the calling thread and to all that it starts.
 
     Other threads of the process stay unrestricted: the caller should have none. A program's set-user-id bit has no
     effect afterwards.

@@ -1,4 +1,4 @@
-"""The supervisor process: runs code in children, keeps spare children ready, and cleans up after each child.
+"""The supervisor process, which runs code in children, keeps spare children ready, and cleans up after each child.
 
 It reads requests from the executor's socket, in frames:
 
@@ -51,7 +51,7 @@ class Session:
 
 
 class Supervisor:
-    """Owner of the fork server's children, their slots and the sessions; runs code in the children.
+    """Owner of the fork server's children, their slots and the sessions. It runs code in the children.
 
     Args:
         settings: The executor's settings, including `root`, the folder that contains all slots' directories.
@@ -277,7 +277,7 @@ async def _handle_request(request: Mapping[str, Any], supervisor: Supervisor, wr
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
-    with contextlib.suppress(OSError):  # if permitted: enforces limits on time, even while code keeps CPUs busy
+    with contextlib.suppress(OSError):  # if permitted: so busy CPUs don't delay the enforcement of limits
         os.nice(_NICE_INCREMENT)  # after the start of the fork server, which would inherit the priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
@@ -294,7 +294,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
         serving = asyncio.create_task(_serve_requests(supervisor, reader, writer))
-        # polls the parent, since a fork of the parent may keep the socket's other end open after the parent's end
+        # poll the parent, since a fork of the parent may keep the socket's other end open after the parent's end
         while not serving.done() and os.getppid() == parent:
             await asyncio.wait([serving], timeout=_PARENT_POLL_S)
         serving.cancel()

@@ -1,7 +1,7 @@
-"""Follows a piece of code to its end, and kills it at a limit.
+"""Follow a piece of code to its end, and kill it at a limit.
 
-The limits are those on time, output, disk, files, threads, memory mappings and page tables. If a run may have evaded
-its memory limit, the executor logs a warning.
+Time, output, disk, files, threads, memory mappings and page tables are limited. If a run may have evaded its memory
+limit, the executor logs a warning.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
 space every few milliseconds, with a single system call. A slot's directory is measured as soon as so much space is gone
@@ -155,7 +155,7 @@ def _children(thread: str) -> list[int]:
 
 def _has_user(pid: int, user: int) -> bool:
     try:
-        # from status, since the owner of /proc/PID may be root instead
+        # read the user from status: the owner of /proc/PID may be root instead
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
@@ -167,7 +167,7 @@ _MEBIBYTE: Final = 1024 * 1024
 _TICK_S: Final = 0.004
 _SLICE_S: Final = 0.0005
 _MIN_GROWTH: Final = (_MEBIBYTE // 2, 2048)  # less growth (bytes, files) is ignored, since other programs write too
-_MEASURE_S: Final = 0.0005  # approximate cost of a measurement, and of each file in it
+_MEASURE_S: Final = 0.0005  # approximate cost of a measurement; each file adds _MEASURE_FILE_S
 _MEASURE_FILE_S: Final = 0.000005
 _PAUSE_FACTOR: Final = 2  # pause after a measurement without growth, as a multiple of the cost of measuring all slots
 _MAX_PAUSE_S: Final = 0.2
@@ -181,15 +181,15 @@ class _SlotState:
     free: tuple[int, int]  # free on the disk
     usage: tuple[int, int] = (0, 0)  # used by the slot
     is_incomplete: bool = False  # the measurement may have missed something
-    paused_until: float = 0.0  # monotonic time before which no measurement is due
+    paused_until: float = 0.0  # no measurement is due before this monotonic time
     due: asyncio.Future[None] | None = None  # resolved when a measurement is due; None unless the slot is watched
 
 
 class DiskWatch:
-    """Monitor of the disk usage of all slots; finds runs that exceed a limit or fill the disk.
+    """Monitor that measures the slots' disk usage, and finds runs that exceed a limit or fill the disk.
 
     Args:
-        limits: Limits of a run, of which `disk_mb` and `max_files` are read.
+        limits: Limits of a run; only `disk_mb` and `max_files` are read.
         root: The folder that contains all slots' directories.
         evict: Ends an idle session, given its slot.
         fork_server: The fork server if code may start programs, else None. The fork server adopts processes that have
@@ -214,7 +214,7 @@ class DiskWatch:
 
     @contextlib.contextmanager
     def watching(self, slot: int) -> Iterator[None]:
-        """Watch a slot while the context is open: `due(slot)` resolves when it should be measured."""
+        """Watch a slot while the context is open: `due(slot)` resolves when the slot should be measured."""
         state = self._slots.setdefault(slot, _SlotState(scratch.free_space(self._root)))
         state.due = asyncio.get_running_loop().create_future()
         if self._timer is None or self._timer.done():
@@ -287,7 +287,7 @@ class DiskWatch:
         """Collect the deleted files of all processes of a run.
 
         If code may start programs, the fork server adopts each process whose parent has ended. The user of such a
-        process shows to which run it belongs. If runs have no users of their own, only the former folder of the
+        process shows which run it belongs to. If runs have no users of their own, only the former folder of the
         process's deleted files shows the run. Then an adopted process that hides its files is killed.
 
         Raises:
@@ -442,8 +442,8 @@ class MemoryWatch:
         if before is not None and min(at_end - before, freed) > self._threshold:
             self._warn(
                 f"the end of a run freed {freed >> 20} MiB of memory that belonged to no process: the run may have "
-                f"evaded its limit of {self._memory_mb} MiB. Inspect the code; use a remote executor for code that "
-                "attacks on purpose"
+                f"evaded its limit of {self._memory_mb} MiB. Inspect the code; use a remote executor for deliberately "
+                "hostile code"
             )
 
 
@@ -457,7 +457,7 @@ _SHARE_OF_POLLING: Final = 0.1
 
 
 class RunWatch:
-    """Monitor of running code; kills the code's process as soon as the code exceeds a limit."""
+    """Monitor that kills the process of running code as soon as the code exceeds a limit."""
 
     def __init__(self, limits: Mapping[str, Any], disk: DiskWatch, fork_server: ForkServerLink) -> None:
         self._limits = limits
@@ -472,9 +472,9 @@ class RunWatch:
 
         Args:
             child: The process that runs the code.
-            started: Monotonic time at which the code started.
+            started: Monotonic time of the code's start.
             timeout_s: Time limit of the code, from `started` on.
-            start: Awaited first, under the same limits, if the code has not been started yet.
+            start: Starts the code; awaited first, under the same limits. None if the code has been started already.
 
         Returns:
             The fields of an `ExecutionResult`.
@@ -547,7 +547,7 @@ class RunWatch:
     def allow_threads(self, child: RunningChild) -> None:
         """Set the thread limit of a child without a user of its own, if the limit has changed noticeably.
 
-        The limit is that of `shared_thread_limit`, with `max_threads` for each of `max_concurrency` calls.
+        `shared_thread_limit` returns the limit, given `max_threads` for each of `max_concurrency` calls.
         """
         if child.user is not None:
             return
@@ -576,7 +576,7 @@ async def _start_and_wait(child: RunningChild, start: Coroutine[Any, Any, None] 
 
 
 def _threads_and_page_tables(pid: int | None) -> tuple[int, int]:
-    """Return the number of threads of a process and the KiB of its page tables; zero for what /proc does not show."""
+    """Return the number of a process's threads and the KiB of its page tables; a value missing in /proc becomes 0."""
     threads, page_tables_kib = _read_status(f"/proc/{pid}/status")
     if threads and not page_tables_kib:  # the first thread has ended, others still run
         with contextlib.suppress(OSError):

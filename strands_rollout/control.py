@@ -206,7 +206,7 @@ class AbortPoller:
 
     @property
     def late_s(self) -> float:
-        """Delay of the next poll in seconds, for example if the event loop is blocked; 0.0 if nothing waits."""
+        """Seconds by which the next poll is overdue, for example because the event loop is blocked; else 0.0."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 

@@ -58,7 +58,7 @@ class UnsendableTextError(TrajectoryError):
 
 
 class ReplayError(RolloutError):
-    """A restarted agent's requests differ from the requests of the aborted attempt."""
+    """A restarted agent's requests differ from the recorded requests of the earlier attempt."""
 
 
 class ResumeError(RolloutError):

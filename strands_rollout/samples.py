@@ -262,7 +262,7 @@ class EpisodeFacts:
     final_text: str | None = None
     """The graded text: the last turn as sampled, or the answer returned by a program."""
     final_in_reasoning: bool | None = None
-    """True if `final_text` begins within reasoning that the prompt opened."""
+    """True if `final_text` begins inside reasoning: the generation prompt opened it, such as with `<think>`."""
     final_is_cut: bool | None = None
     """True if a token limit or an abort cut off the last turn. A program's answer counts as cut only if the cut turn
     ends with it."""

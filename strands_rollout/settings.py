@@ -449,11 +449,11 @@ class RolloutSettings(_Settings):
     last failure. A group has failed if all of its samples failed by a fault of the infrastructure, the setup or the
     reward, or by a bug. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Maximum number of weight versions between a trained token and the sample's last token. Older tokens are not
-    trained on."""
+    """Maximum number of weight versions that a trained token may be behind the sample's last token. Older tokens are
+    not trained on."""
     max_sample_staleness: int | None = Field(default_factory=_staleness_of_environment, ge=0)
-    """Maximum number of weight versions between the last token of a trained sample and the newest known version.
-    Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
+    """Maximum number of weight versions that the last token of a trained sample may be behind the newest known
+    version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
     --custom-reward-post-process-path strands_rollout.normalize_rewards. The rollout function
     strands_rollout.generate_rollout_fully_async also starts no more groups than this limit allows. Default: the
     environment variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
@@ -483,8 +483,8 @@ class RolloutSettings(_Settings):
     """Maximum samples written to `dump_dir` per training step, or per data set of an evaluation."""
     mismatch_check: Literal["first_step", "every_step"] = "first_step"
     """Steps that compare the context of samples with the chat template's rendering, for the metrics
-    `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after a start, or
-    "every_step"."""
+    `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after each start of
+    a run, or "every_step"."""
     tool_parser: str = Field(default_factory=lambda: os.environ.get("STRANDS_ROLLOUT_TOOL_PARSER") or "hermes")
     """Format of the model's tool calls; "auto" detects it from the chat template. Default: the environment variable
     STRANDS_ROLLOUT_TOOL_PARSER, which the launch scripts set for their model, else "hermes"."""

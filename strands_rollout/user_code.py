@@ -153,7 +153,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
 
 
 def _import_file(name: str, path: str) -> ModuleType:
-    """Import a Python file; messages show `path`, which also names the attribute, if any."""
+    """Import the Python file `name`; errors quote `path`, the path as the user wrote it, with any attribute names."""
     candidates = _candidates(name)
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:

@@ -30,7 +30,7 @@ from strands_rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
-# `copy.deepcopy` of a sample with a much deeper score would exceed Python's recursion limit
+# levels of nesting in a score; with many more, `copy.deepcopy` of the sample would exceed Python's recursion limit
 _MAX_SCORE_DEPTH: Final = 20
 
 
@@ -284,7 +284,7 @@ class EpisodeContext:
         self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]
     ) -> object:
         """Enter a resource, register its exit on `stack`, and return what the resource's `__aenter__` returned."""
-        opened = await self.call_guarded(f"opening {what}", resource.__aenter__)
+        opened = await self.call_guarded(f"the opening of {what}", resource.__aenter__)
         stack.push_async_callback(_close, what, resource, self)
         return opened
 
@@ -401,4 +401,4 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], context:
             with exits_as_errors(function_name(resource.__aexit__)):
                 await _await_call(context.loop, resource.__aexit__, None, None, None)
     except Exception as e:  # the user's code may raise anything
-        logger.warning("event=not_closed: %s", describe_failure(f"closing {what}", e, context.task))
+        logger.warning("event=not_closed: %s", describe_failure(f"the closing of {what}", e, context.task))

@@ -48,7 +48,7 @@ _TRACEBACK_LOGGERS: Final = (
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
-# during this time after a failed start, further starts fail immediately: hundreds of episodes may need the server
+# for this long after a failed start, starts fail at once, so that hundreds of episodes don't wait in turn
 _RESTART_DELAY_S: Final = 5.0
 # one slot for each starting server: if hundreds started at once, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))

@@ -302,7 +302,7 @@ class ObservedInvocation(DirectInvocation):
                     await returned
             except InterruptException as e:
                 if e.interrupt.name in interrupts:
-                    raise ValueError(f"hooks raised the interrupt {e.interrupt.name!r} twice; use unique names") from e
+                    raise ValueError(f"got the interrupt {e.interrupt.name!r} twice; expected unique names") from e
                 interrupts[e.interrupt.name] = e.interrupt
         return [*interrupts.values()]
 

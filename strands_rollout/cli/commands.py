@@ -398,7 +398,7 @@ def train(
         bool,
         typer.Option(
             "--unchecked",
-            help="Continue if logprobs differ by more than --gap-limit, or if slime's trainer would refuse a sample.",
+            help="Continue if logprobs differ by more than --gap-limit, or a sample is unusable for slime's trainer.",
         ),
     ] = False,
 ) -> None:
@@ -435,7 +435,7 @@ def train(
 
 
 def _check_and_complete(values: OptionValues) -> None:
-    """Check limits that an option's bounds can't express, and fill in defaults that depend on other options."""
+    """Check limits that an option's bounds can't express, and fill in the default paths."""
     from strands_rollout.play.rows import shipped_rows
 
     if values["temperature"] <= 0:

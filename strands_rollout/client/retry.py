@@ -100,7 +100,7 @@ class Outage:
         self.faults.append(fault)
 
     def is_exhausted(self) -> bool:
-        """Return whether the policy allows no further attempt."""
+        """Return whether the retry policy allows no further attempt."""
         policy, kind = self._policy, self.faults[-1].kind
         same_kind = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
@@ -122,7 +122,7 @@ class Outage:
 
 
 class RetriesExhaustedError(Exception):
-    """The policy allows no further attempt.
+    """All attempts that the retry policy allows have failed.
 
     Attributes:
         outage: The failed attempts.
@@ -156,7 +156,7 @@ async def with_retries(
         clock: Returns seconds, for `patience_s`.
 
     Raises:
-        RetriesExhaustedError: The policy allows no further attempt.
+        RetriesExhaustedError: The retry policy allows no further attempt.
     """
     outage: Outage | None = None
     while True:

@@ -220,13 +220,13 @@ class CamelExecutor(LoopExecutor):
 
     Cancelling `run` only stops waiting: camel can't end the code, which runs on to its end or to the interpreter's own
     limit. Only `SubprocessInterpreter` receives the call's limit. If another interpreter does not end the code at the
-    call's limit, the call ends with a timeout, and the code runs on in its thread. While code of cancelled or timed-out
-    calls occupies `max_concurrency` threads past its limit, further calls end with an `infra_error`.
+    call's limit, the call ends with a timeout, and the code runs on in its thread. Such a thread still counts towards
+    `max_concurrency`. If all threads run code that has passed its limit, further calls end with an `infra_error`.
 
     Args:
-        interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
-            function without arguments that makes an interpreter, or an instance.
-        options: Keyword arguments for the constructor, if `interpreter` is a name, a path or a class. Defaults, if the
+        interpreter: An interpreter, or a class or function without arguments that makes one; or the dotted path of any
+            of these. For a class of `camel.interpreters`, its name is enough ("SubprocessInterpreter").
+        options: Keyword arguments for the constructor, if `interpreter` is or names a class. Defaults, if the
             constructor accepts them: require_confirm=False, print_stderr=False, raise_error=True.
         timeout_s: Default limit in wall-clock seconds, from the start of the interpreter's `run`; a call may set its
             own.

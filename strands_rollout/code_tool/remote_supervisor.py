@@ -125,10 +125,10 @@ def load_module(name: str, source: str) -> ModuleType:
 def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
     """Wait for a byte on the pipe `go`, then prepare this process for the code.
 
-    The process gets an empty stdin, the two pipes as stdout and stderr, and no other descriptors. The scratch directory
-    is its working directory, HOME and TMPDIR. Its memory and the size of its files are limited. Of its other
-    environment variables, it keeps only the `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the
-    process exits.
+    If the pipe is closed without a byte, the process exits. Otherwise, it gets an empty stdin, the descriptors `stdout`
+    and `stderr` for its output, and no other descriptors. The directory `scratch` becomes its working directory. Its
+    environment has only HOME and TMPDIR, which name this directory, and the `INHERITED_VARIABLES`. Its memory and the
+    size of its files are limited.
     """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -206,7 +206,7 @@ class Preflight:
             faults = True
             found = f"--rollout-max-response-len is {response} and the context {context}, so prompts get no tokens"
             yield error(
-                name, found, "raise --rollout-max-context-len to the length of the response and the longest prompt"
+                name, found, "raise --rollout-max-context-len to the sum of the response and the longest prompt"
             )
         evaluated, response_evaluated = command.evaluated_context, command.int_value("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:

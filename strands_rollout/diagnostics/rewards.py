@@ -508,7 +508,7 @@ def _with_new_reward(
 def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
     """Return counts of a rescored dump, the means of its old and new numbers, and their correlation.
 
-    `failed` counts the samples whose reward failed or has no number. `compared` and all keys after it are
+    `failed` counts the samples whose reward failed or gave no number. `compared` and all keys after it are
     about the samples with an old and a new number; of these, `raised` have a higher new number. The correlation is
     Pearson's; None for fewer than two samples, or if all old or all new numbers are equal. The means are None if no
     sample has both numbers.

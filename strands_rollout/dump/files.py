@@ -36,7 +36,7 @@ from strands_rollout.files.safe_files import open_regular, write_all
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import find_secrets
 
-# no sample is nearly as long; a bound is needed, since a gzip file can expand to a thousand times its size
+# far more than any sample needs; without a limit, one line of a small gzip file could fill the memory
 _MAX_LINE_BYTES: Final = 1 << 28
 _JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz")
 _TORCH_SUFFIXES: Final = (".pt", ".pth")

@@ -1,7 +1,7 @@
 """Validation of the body of POST /generate, with SGLang's fields, defaults, limits and error messages (0.5.23).
 
-Unknown top-level fields are ignored and unknown sampling parameters refused, as in SGLang. Unsupported fields that
-would change the answer are refused.
+Unknown top-level fields are ignored and unknown sampling parameters refused, as in SGLang. Known but unsupported
+fields that would change the answer are refused.
 """
 
 import math

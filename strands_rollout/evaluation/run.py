@@ -330,7 +330,7 @@ async def run_samples(
     some of the running samples does not end the run.
 
     Returns:
-        The reason for stopping early, after which the running samples are cancelled; None if all keys were run.
+        The reason for stopping early, with the running samples cancelled; None if all keys were run.
 
     Raises:
         Exception: The first exception that `run` raised; the other samples are cancelled.

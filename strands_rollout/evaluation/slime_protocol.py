@@ -213,7 +213,7 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the data sets and configuration of an evaluation, and print the arguments for slime, one per line."""
+    """Write an evaluation's data sets and configuration, unless --dry-run; print slime's arguments, one per line."""
     parser = argparse.ArgumentParser(
         prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
     )

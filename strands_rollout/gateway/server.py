@@ -1,4 +1,4 @@
-"""The endpoint over HTTP: find the session of a request by its API key, and answer in the format of the API called."""
+"""The gateway's HTTP server: finds a request's session by the API key, and answers in the format of the API it used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-r"""Decide whether two answers are equal, mostly in a fraction of a millisecond.
+r"""Decide whether two answers are equal.
 
 A rounded value is not equal: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that
 is not understood equals only itself. Intervals, and inequalities that are linear in one variable, are compared as sets
-of real numbers: disjoint pieces of the number line, in ascending order.
+of real numbers.
 """
 
 from __future__ import annotations
@@ -396,7 +396,10 @@ def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
-    """Return the real numbers in an interval, in a set, or allowed by a condition on one variable; None if unknown."""
+    """Return the real numbers in an interval, in a set, or allowed by a condition on one variable; None if unknown.
+
+    The pieces are disjoint and in ascending order.
+    """
     if _is_reals(key):
         return [REALS]
     if isinstance(key, ValueGroup):

@@ -150,7 +150,7 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return a span's start and end. If `recorded` is None, the span takes `seconds` (None: 0) after spans `before`."""
+    """Return a span's start and end; without `recorded`, it takes `seconds` (None: 0) from the last end in `before`."""
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 

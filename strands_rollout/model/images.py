@@ -315,15 +315,16 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
         if other and other in text:
             raise UnsendableTextError(
-                f"got the text {other!r} in a conversation with images; expected none: SGLang takes it for a missing "
-                "video or sound, and fails. A prompt, a tool or the policy wrote it"
+                f"got the text {other!r} in a conversation with images; expected no text of a video or sound token: "
+                "SGLang would look for a video or sound that was not sent, and fail. The text came from a prompt, a "
+                "tool or the policy"
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
             f"got the text {token!r} {count} times in a conversation with {len(images)} images; expected it once for "
-            "each: SGLang takes each additional one for a missing image, and never answers. A prompt, a tool or the "
-            "policy wrote it"
+            "each image: SGLang would wait forever for an additional image. The additional text came from a prompt, a "
+            "tool or the policy"
         )
     return found
 

@@ -183,7 +183,7 @@ class TurnSampler:
             self._unreachable_error = e
         except errors.EngineError as e:
             logger.debug("the engine's context length is unknown: %s", e)
-        self._info_client = None  # not reached if cancelled, so that `engine_fault` still reports the outage
+        self._info_client = None  # a cancellation skips this line: `engine_fault` then still reports the outage
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
         """Return the tokens left for new context and the next turn together."""

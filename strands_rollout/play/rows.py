@@ -79,7 +79,7 @@ def load_rows(
 def iter_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """Yield (number, row or error) for each line or row, numbered from 1; skip blank lines.
+    """Yield the number of each line or row, from 1, and the parsed row or its error; skip blank lines.
 
     Args:
         path: A file: JSON, CSV or Parquet by its suffix, otherwise JSONL. If there is no such file, a data set of the
@@ -133,7 +133,10 @@ def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | Pro
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Yield (line number, texts by column or error) for each row; a short line lacks the last columns."""
+    """Yield the line number of each row, and its fields by column.
+
+    A row with too few fields lacks the last columns; for a row with too many, yield an error in place of the fields.
+    """
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)

@@ -174,7 +174,7 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
         except FailedGroupsError:
             raise
         except Exception:  # a sample's own class may raise anything
-            _LOGGER.debug("a sample can't be counted", exc_info=True)
+            _LOGGER.debug("the reward can't be counted", exc_info=True)
 
 
 def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
@@ -400,7 +400,7 @@ def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool)
     try:
         parts = parser.segments(turn, in_reasoning)
     except Exception:  # a user's parser may raise anything; the policy must not avoid training by provoking an error
-        _LOGGER.debug("a parser failed", exc_info=True)
+        _LOGGER.debug("tool_parser %r failed; the turn is graded as empty", tool_parser, exc_info=True)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""
 

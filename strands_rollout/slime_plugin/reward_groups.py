@@ -542,7 +542,7 @@ def _add_failed(
             size = size or (group_size if isinstance(group_size, int) and group_size > 0 else 1)
             limit = _max_failed_groups(args)
     except Exception:  # args may be unreadable
-        logger.debug("args can't be read", exc_info=True)
+        logger.debug("slime's args can't be read", exc_info=True)
     error = groups.add_failed(number, sample, size or 1, limit, why) if limit else None
     if error is None:
         return

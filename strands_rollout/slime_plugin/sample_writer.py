@@ -91,8 +91,8 @@ class WritingRules:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
         fans_out: True if `fan_out` is on and slime can take a list of samples. slime then gets a list, except for an
             ABORTED sample.
-        max_staleness: Maximum number of weight versions between a trained token and the last sampled token; None for
-            no limit.
+        max_staleness: Maximum number of weight versions that a trained token may be behind the last sampled token;
+            None for no limit.
         resume_conditions: A function that returns the episode's conditions, to be saved with an aborted sample; None if
             the episode can't be resumed.
         evaluation: True for an evaluation; the facts record this for the reward function.

@@ -474,7 +474,8 @@ class WorkerPool:
 
     def _process_batch(self, worker: _Worker, batch: Batch) -> None:
         worker.busy, results = batch.busy, batch.results
-        KNOWN_VERSIONS.note(batch.newest_version)  # first, since that version may have sampled the batch's results
+        # note the version before the results are delivered: their staleness is measured against the newest version
+        KNOWN_VERSIONS.note(batch.newest_version)
         for key, record in batch.records:
             if key in worker.jobs:
                 worker.jobs[key].add_record(record)

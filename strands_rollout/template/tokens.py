@@ -153,7 +153,7 @@ class TokenEncoder:
         return not self._first_signs.isdisjoint(end) and any(end[at:] in self._token_begins for at in range(len(end)))
 
     def unescape(self, text: str) -> str:
-        """Invert `escape` in any text that contains escaped texts."""
+        """Undo `escape`: restore every escaped text that `text` contains."""
         return self._unescape_pattern.sub(lambda match: self._escaped.get(match.group(), match.group()), text)
 
     def encode_rendered(self, rendered: str) -> list[int]:

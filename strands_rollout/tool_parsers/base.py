@@ -63,7 +63,7 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
     """Decode the JSON object at `start`; return the object and the position after it.
 
     Raises:
-        StrictJSONError: There is no valid object; positions in the message count from `origin`.
+        StrictJSONError: There is no valid object at `start`. The error message gives offsets from `origin`.
     """
     if not text.startswith("{", start):
         expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
@@ -87,7 +87,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
     """Decode the JSON value at `start`; return the value and the position after it.
 
     Raises:
-        StrictJSONError: There is no valid value; positions in the message count from `origin`.
+        StrictJSONError: There is no valid value at `start`. The error message gives offsets from `origin`.
     """
     try:
         value, end = _DECODER.raw_decode(text, start)

@@ -91,7 +91,8 @@ class HermesParser(TaggedParser):
 
     The time is linear in the text, although the text after the first `</tool_call>` of a broken block is parsed again.
     The broken block's JSON continues past a tag only if the tag is inside a string. The next block begins inside such a
-    string, so text inside strings of one block is outside strings of the other. So its JSON ends at the next tag.
+    string, so text inside strings of one block is outside strings of the other. So the next
+    block's JSON ends at the first tag inside the broken block's strings.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")

@@ -126,7 +126,7 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
 
 
 def _begins_in_thought(text: str, parser: ToolParser) -> bool:
-    """Return whether the prompt opened the turn's thought: the turn closes a thought that it did not open."""
+    """Return whether the turn begins inside a thought, that is, closes a thought that it did not open."""
     parser_tags: list[tuple[str, str]] = []
     # in other formats, the token that closes a thought also closes messages of other kinds
     if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):

@@ -172,7 +172,7 @@ def _view_or_raise(record: DumpRecord, habits: TurnHabits, retokenizer: Retokeni
 
 
 def json_bytes(value: object) -> bytes:
-    """Return values of a sample as JSON; `to_plain` converts values that JSON can't hold."""
+    """Encode `value` as JSON, after `to_plain` if it contains anything that JSON can't hold."""
     try:
         return orjson.dumps(value)
     except TypeError:

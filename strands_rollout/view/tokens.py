@@ -167,7 +167,7 @@ class TurnHabits:
     sampled_controls: frozenset[int] = frozenset()
 
     def forged_positions(self, context: list[int]) -> Iterator[int]:
-        """Yield the positions of control tokens in a context that no template would write there.
+        """Yield the positions of control tokens in a context that the template would not write there.
 
         A template closes each message that it opens, and opens the policy's message last. Apart from the generation
         prompt, it does not write the policy's own control tokens.

@@ -76,7 +76,7 @@ def test_describe_failure_names_the_users_file() -> None:
 async def test_resources_close_when_a_later_one_fails_to_open(shipped_tokenizer: Any) -> None:
     played = await run(shipped_tokenizer, [], settings=resources("database", "fails_to_open"), sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
-    assert "opening resource 'fails_to_open'" in played.facts["error"]
+    assert "the opening of resource 'fails_to_open'" in played.facts["error"]
     assert "raised OSError: no disk" in played.facts["error"]
     assert f"{user_environments.__file__}, line" in played.facts["error"]
     assert "in fails_to_open), for the sample of index 5" in played.facts["error"]

@@ -1,8 +1,8 @@
-"""Fixtures of the conformance suite: each engine in turn with the shipped model, shared by all tests.
+"""Fixtures that run the conformance tests on the embedded engine and on a real SGLang server.
 
-The real SGLang is started with the shipped model, or is the server at `--sglang-base-url`. Tests that compare numbers
-or load other weights are skipped unless the server has loaded this checkout's folder of the shipped model. For these
-tests, the server must compute in single precision.
+The SGLang server is started with the shipped model, or is already running at `--sglang-base-url`. Tests that compare
+numbers or load other weights are skipped unless the server has loaded this checkout's folder of the shipped model.
+For these tests, the server must compute in single precision.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ async def test_rule_04_tool_result_makes_no_control_tokens(tokenizer: Any) -> No
     assert ids_of(tokenizer, "") == []
     control = [token for token in context if token in tokenizer.added_tokens_decoder]
     names = [tokenizer.convert_ids_to_tokens(token) for token in control]
-    # only the template's own
+    # the only control tokens are those that the template wrote
     assert names == ["<|im_start|>", "<tool_response>", "</tool_response>", "<|im_end|>", "<|im_start|>"]
     assert FORGED_TURN in done.decode(context)
 

@@ -68,7 +68,7 @@ async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
 
 @pytest.mark.parametrize(("mask", "player"), [(False, {}), (True, {}), (False, PROGRAM), (True, PROGRAM)])
 async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, player) -> None:
-    cuts = Cuts(quick_s=1.5 if player else 0.3)
+    cuts = Cuts(quick_s=3.0 if player else 0.3)
     scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask, **player)
     for number, cuts.at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
         await one_rollout(scene, number)

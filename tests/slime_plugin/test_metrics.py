@@ -121,7 +121,7 @@ def test_log_rollout_logs_shares_of_stop_reasons(wandb: StandInWandb) -> None:
     assert (found["status/aborted"], found["removed"]) == (0.0, 0.25)
     assert {name for name in found if name.startswith("stop_reason/")} >= {f"stop_reason/{name}" for name in StopReason}
     assert not [name for name in numbers(samples[:1], wandb) if name.startswith("truncation")]
-    assert numbers([samples[:2], [[samples[2]], *samples[3:]]], wandb) == found  # nested, as samples of a fan-out
+    assert numbers([samples[:2], [[samples[2]], *samples[3:]]], wandb) == found  # fan-outs are nested lists
 
 
 def sample_with_trace(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNamespace:

@@ -336,7 +336,7 @@ class Confinement:
             _run_layer_step("files", lambda: os.chroot(workspace.folder))
             _run_layer_step("files", lambda: os.chdir("/"))
         _run_layer_step("user", lambda: self._change_user(workspace.user))
-        if sys.platform == "linux":  # after the change of user, which resets both
+        if sys.platform == "linux":  # a change of user resets both attributes, so they are set after it
             kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
             # the supervisor can see a dumpable process's open files; code with confined files can't look into /proc
             kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced or self._programs))

@@ -47,7 +47,7 @@ class Usage:
 
 
 class _StopMeasuringError(Exception):
-    """The measurement can stop early."""
+    """Ends a measurement early: a limit was exceeded, or the directory can't be measured."""
 
 
 def free_space(folder: str) -> tuple[int, int]:

@@ -110,7 +110,7 @@ class Supervisor:
         finally:
             has_many_files = self._disk.usage(child.slot)[1] > _MANY_FILES
             deletion = self._start_task(self._dispose(child))
-            if has_many_files:  # otherwise calls could leave files behind faster than they are deleted
+            if has_many_files:  # without the wait, calls could leave files behind faster than they are deleted
                 await asyncio.wait([deletion], timeout=_DELETION_TIMEOUT_S)
 
     async def _run_in_session(self, code: str, timeout_s: float, name: str) -> dict[str, Any]:
@@ -277,8 +277,8 @@ async def _handle_request(request: Mapping[str, Any], supervisor: Supervisor, wr
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
-    with contextlib.suppress(OSError):  # if permitted: so busy CPUs don't delay the enforcement of limits
-        os.nice(_NICE_INCREMENT)  # after the start of the fork server, which would inherit the priority
+    with contextlib.suppress(OSError):  # if permitted, so that busy CPUs don't delay the enforcement of limits
+        os.nice(_NICE_INCREMENT)  # the fork server has already started, so it does not inherit this priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
     try:

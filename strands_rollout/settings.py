@@ -228,7 +228,7 @@ class RewardSettings(_Settings):
     """Model that the evaluator calls."""
     parts: dict[str, RewardPart] = Field(default_factory=dict)
     """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
-    sum. A part without function, judge and evaluator is the environment's score or, if there is no such score, the
+    sum. A part without a function, judge or evaluator is the environment's score or, if there is no such score, the
     default grading."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Wall-clock timeout of your reward, or of each part, in seconds. Waiting in a judge's queue (see the judge's
@@ -386,7 +386,7 @@ class RolloutSettings(_Settings):
     """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the process that
     plays the episode died. The program is started again. Its first requests, up to the interrupted turn, get their
     recorded answers. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
-    null, such episodes start from scratch after an abort, and fail if their episode worker dies."""
+    null, episodes of these three settings start from scratch after an abort, and fail if their episode worker dies."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`. Each function returns an async context manager, which is
     open during the episode."""

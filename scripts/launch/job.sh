@@ -52,8 +52,8 @@ size_settings() {
   if [[ $PIPELINE_PARALLEL -eq ${default_pipeline_parallel:-1} ]]; then
     first_stage="${default_first_stage:-}" last_stage="${default_last_stage:-}"
   fi
-  setting FIRST_STAGE_LAYERS "$first_stage" "layers of the first pipeline group, if their number differs from the other groups" optional_count
-  setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if their number differs from the other groups" optional_count
+  setting FIRST_STAGE_LAYERS "$first_stage" "number of layers of the first pipeline group, if it differs from the other groups'" optional_count
+  setting LAST_STAGE_LAYERS "$last_stage" "number of layers of the last pipeline group, if it differs from the other groups'" optional_count
   setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router in slime's image has the default policy, the router on PyPI does not"

@@ -11,7 +11,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   source       file in slime's repository that the numbers are from; "like NAME": the file of NAME, a larger model of the family
 #   nodes, gpus  nodes, and GPUs per node; gpu_gb: memory of a GPU in GB, if 80 are too few for the engines' weights
 #   tp, pp, cp, ep  parallel sizes: tensor, pipeline, context, expert; tp_async: tensor, if only half of the GPUs train
-#   first, last  layers of the first and of the last pipeline stage, if their number differs from the other stages
+#   first, last  numbers of layers of the first and of the last pipeline stage, if they differ from the other stages'
 #   tokens       tokens of a training batch on a GPU; default: as many as one episode with `response` tokens needs
 #   response     tokens of a response; default: the most that `tokens` allow, up to 16,384
 #   engine, memory  GPUs per engine, and SGLang's fraction of the memory

@@ -181,7 +181,7 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "number of nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "number of GPUs that train on each of the ACTOR_NODES nodes; all other GPUs generate" count
-  setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions between a trained sample and the newest weights; also limits groups in flight" count
+  setting MAX_SAMPLE_STALENESS 4 "maximum number of weight versions that a trained sample may be behind the newest weights; also limits groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6

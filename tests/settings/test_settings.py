@@ -172,7 +172,7 @@ def test_config_command_marks_values_other_than_defaults() -> None:
     assert "# default" not in defaults.stdout
     shown = CliRunner().invoke(app, ["config", str(CONFIGS / "calculator.yaml")]).stdout
     assert "  max_tool_iterations: 8  # default: 5\n" in shown
-    assert "  # Maximum turns per episode in which tool calls are run.\n" in shown
+    assert "  # Maximum turns per episode that run tool calls.\n" in shown
     assert not {word for word in ("***", "masked") if word in shown}
     values = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
     assert list(values) == list(RolloutSettings.model_fields)

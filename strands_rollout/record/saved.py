@@ -261,8 +261,8 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
     if not 0 < covered <= len(messages) or roles not in expected:
         raise ResumeError(
-            f"the tokens cover {covered} of {len(messages)} messages, and the remaining messages have the roles "
-            f"{roles}; expected one of {expected}"
+            f"got {len(messages)} messages, and tokens for {covered}; the remaining messages have the roles {roles}, "
+            f"expected one of {expected}"
         )
 
 

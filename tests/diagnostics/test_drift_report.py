@@ -56,4 +56,4 @@ async def test_drift_refuses_another_tokenizer(shipped_tokenizer, qwen3_tokenize
     write_dump(without, [sample_of_parts([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
     unknown = drift(without)
     assert isinstance(unknown.exception, ConfigError)
-    assert "lacks, such as" in str(unknown.exception)
+    assert "of the 7 ids, such as" in str(unknown.exception)

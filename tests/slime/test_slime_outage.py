@@ -1,8 +1,10 @@
 """slime's own loops with an unavailable engine or reward: for a while, for good, and in an evaluation."""
 
 import asyncio
+import gc
 import re
-from collections.abc import AsyncIterator
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +26,14 @@ BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 @pytest.fixture(autouse=True)
 def _no_waits(retry_waits: list[float]) -> None:
     """Make retries wait no time, so that the patience with an engine is soon used up."""
+
+
+@pytest.fixture(autouse=True)
+def _leftovers_freed() -> Iterator[None]:
+    """Free the connections that a run leaves open when it ends with an error; otherwise, a later test gets warnings."""
+    yield
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()
 
 
 @pytest.fixture

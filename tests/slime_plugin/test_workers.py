@@ -463,7 +463,7 @@ def test_choose_nodes_without_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker, "_RAY_DELAY_S", 0.0)
     nodes = [{"NodeID": "head", "Alive": True, "Resources": {}}, {"NodeID": "gone", "Alive": False, "Resources": {}}]
     ray = SimpleNamespace(nodes=lambda: nodes, available_resources=dict, cluster_resources=dict)
-    with pytest.raises(ConfigError, match="for 2 workers .* has 0 nodes, and 0 of 0 CPU are free.* Set episode_workers: 0"):
+    with pytest.raises(ConfigError, match="2 workers .* 0 nodes, and 0 of 0 CPU are free.* Set episode_workers: 0"):
         worker.choose_nodes(ray, EpisodeWorkers(count=None, per_node=2, cpus=0))
 
 

@@ -73,10 +73,11 @@ class History:
         Raises:
             PromptError: A new item can't be converted, or `check_end` refuses the history.
         """
+        if not self.raw:
+            return False
         end = self.end or _first_difference(self.raw, raw)
         tail = self.raw[end:]
-        is_longer = raw[end : end + 1] == b"," and raw.endswith(tail) and raw.startswith(memoryview(self.raw)[:end])
-        if not is_longer or not self.raw:
+        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
             return False
         try:
             items: list[Any] = decode_json(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
@@ -141,8 +142,8 @@ class HistoryCache:
             length = shared_length(earlier.items, items)
             if length > shared:
                 shared, known = length, earlier
-            is_longer = length < len(earlier.items)
-            if is_longer or earlier.settings not in (None, settings):  # otherwise this history replaces it
+            has_other_items = length < len(earlier.items)
+            if has_other_items or earlier.settings not in (None, settings):  # otherwise the new history replaces it
                 others.append(earlier)
         shared_pieces = known.pieces[:shared] if known is not None else []
         pieces = shared_pieces + [self._convert(item) for item in items[shared:]]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slime
 
 MULTIPLY = turn(call("multiply", a=17, b=2))
 PARTIAL = (40, 41, 42)
-# what the episodes of surplus groups do when the abort comes
+# the engine's replies to the episodes of surplus groups, by the episodes' state at the abort
 CAUGHT = {
     "generating": [Reply.hang(PARTIAL)],
     "generatinglater": [MULTIPLY, Reply.hang(PARTIAL)],

@@ -25,7 +25,6 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 _AT_ONCE: Final = 64
 _TURNS_PER_ROUND: Final = 640
-_GATEWAY_AT_ONCE: Final = 16
 _WORKERS: Final = "ours-2-workers"
 _WORKERS_AT_ONCE: Final = 256
 _TIMED_IMPORT: Final = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
@@ -140,7 +139,7 @@ def _cpu_step(variant: str, turns: int, at_once: int = _AT_ONCE) -> Step:
 
 
 def _turns_step(variant: str, turns: int) -> Step:
-    return Step("turns", variant, turns, _GATEWAY_AT_ONCE, _GATEWAY_AT_ONCE)
+    return Step("turns", variant, turns, _AT_ONCE, _AT_ONCE)
 
 
 def _cpu_ratio(group: str, name: str, step: Step, base: Step, goal: float | None = None) -> Row:

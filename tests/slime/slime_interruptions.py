@@ -88,26 +88,32 @@ class ForgetfulRouter:
 
 
 class Holds:
-    """Script that holds both samples of a slow task in the middle of a turn, and then answers quick tasks."""
+    """Script that holds samples of slow tasks in the middle of a turn, and then answers quick tasks.
 
-    def __init__(self) -> None:
+    Args:
+        count: Number of slow samples to hold: the first ones that reach the turn. Others go on.
+        quick_s: Least time in which a quick task is answered, in seconds; time for the slow samples that are not held.
+    """
+
+    def __init__(self, count: int = 2, *, quick_s: float = 0.0) -> None:
+        self._count, self._quick_s = count, quick_s
         self._at: dict[int, int] = {}
         self._held: set[str] = set()
-        self._both_held = asyncio.Event()
+        self._all_held = asyncio.Event()
 
     def hold(self, turn: int, tokens: int) -> None:
         """From now on, hold slow samples after `tokens` tokens of turn `turn`."""
-        self._at, self._held, self._both_held = {turn: tokens}, set(), asyncio.Event()
+        self._at, self._held, self._all_held = {turn: tokens}, set(), asyncio.Event()
 
     def __call__(self, asked: PolicyRequest) -> Change | None:
         if asked.name == "quick":
-            gate = self._both_held
-            return lambda rest: rest.once_set(gate)
-        if asked.turn not in self._at:
+            gate = self._all_held
+            return lambda rest: rest.after(self._quick_s).once_set(gate)
+        if asked.turn not in self._at or (len(self._held) == self._count and asked.key not in self._held):
             return None
         self._held.add(asked.key)
-        if len(self._held) == 2:
-            self._both_held.set()
+        if len(self._held) == self._count:
+            self._all_held.set()
         return hold_after(self._at[asked.turn])
 
 

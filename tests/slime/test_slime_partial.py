@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from fake_sglang import Reply
-from interruptible_policy import ANSWER, Change, PolicyRequest, call, hold_after, turn
-from slime_interruptions import PROGRAM, Begin, Scene, facts_of
+from interruptible_policy import ANSWER, call, turn
+from slime_interruptions import PROGRAM, Begin, Holds, Scene, facts_of
 from slime_run import load_dump, trained_tokens
 
 pytestmark = pytest.mark.slime
@@ -20,29 +19,6 @@ PLANS = {
     ],
     "quick": [ANSWER],
 }
-
-
-class Cuts:
-    """Script that holds slow tasks at the points in `at`, where slime's abort interrupts them.
-
-    Args:
-        at: By turn, the number of tokens after which the engine holds the turn, or another reply or change.
-        only_first: Hold only the first sample of a group.
-        quick_s: Delay of the answer to a quick task, in seconds; the slow tasks must arrive before its end.
-    """
-
-    def __init__(
-        self, at: dict[int, int | Reply | Change] | None = None, *, only_first: bool = False, quick_s: float = 0.3
-    ) -> None:
-        self.at, self.only_first, self.quick_s = at or {}, only_first, quick_s
-        self._first: dict[str, str] = {}
-
-    def __call__(self, asked: PolicyRequest) -> Reply | Change | None:
-        if asked.name == "quick":
-            return lambda rest: rest.after(self.quick_s)
-        first = self._first.setdefault(asked.task, asked.key)
-        cut = self.at.get(asked.turn) if asked.key == first or not self.only_first else None
-        return hold_after(cut) if isinstance(cut, int) else cut
 
 
 async def one_rollout(scene: Scene, number: int) -> None:
@@ -61,16 +37,17 @@ async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
     return scene.rollouts.samples, sum(map(trained_tokens, ranks))
 
 
-async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
+async def started(begin: Begin, holds: Holds, **more: Any) -> Scene:
     given = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 2, **more}
-    return await begin(PLANS, ["slow", *["quick"] * 5], cuts, **given)
+    return await begin(PLANS, ["slow", *["quick"] * 5], holds, **given)
 
 
 @pytest.mark.parametrize(("mask", "player"), [(False, {}), (True, {}), (False, PROGRAM), (True, PROGRAM)])
 async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, player) -> None:
-    cuts = Cuts(quick_s=3.0 if player else 0.3)
-    scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask, **player)
-    for number, cuts.at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
+    holds = Holds()
+    scene = await started(begin, holds, mask_offpolicy_in_partial_rollout=mask, **player)
+    for number, cut in enumerate(((0, 4), (1, 0), (1, 6), (2, 3))):
+        holds.hold(*cut)
         await one_rollout(scene, number)
         [group] = scene.buffer
         assert [sample.status.value for sample in group] == ["aborted"] * 2
@@ -93,7 +70,9 @@ async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, 
 
 
 async def test_partial_rollout_starts_waiting_samples_next_time(begin: Begin) -> None:
-    scene = await started(begin, Cuts({1: 4}), sglang_server_concurrency=3)
+    holds = Holds()
+    holds.hold(1, 4)
+    scene = await started(begin, holds, sglang_server_concurrency=3)
     scene.rollouts.args.over_sampling_batch_size = 3
     await one_rollout(scene, 0)
     never_began = max((one for group in scene.buffer for one in group), key=lambda one: one.index)
@@ -107,7 +86,9 @@ async def test_partial_rollout_starts_waiting_samples_next_time(begin: Begin) ->
 
 
 async def test_partial_rollout_keeps_finished_sample_of_aborted_group(begin: Begin) -> None:
-    scene = await started(begin, Cuts({1: 4}, only_first=True))
+    holds = Holds(1, quick_s=0.3)
+    holds.hold(1, 4)
+    scene = await started(begin, holds)
     await one_rollout(scene, 0)
     [group] = scene.buffer
     assert sorted(sample.status.value for sample in group) == ["aborted", "completed"]

@@ -91,29 +91,30 @@ class Holds:
     """Script that holds samples of slow tasks in the middle of a turn, and then answers quick tasks.
 
     Args:
-        count: Number of slow samples to hold: the first ones that reach the turn. Others go on.
-        quick_s: Least time in which a quick task is answered, in seconds; time for the slow samples that are not held.
+        count: Number of held samples from which on quick tasks are answered.
+        most: Maximum number of samples to hold, the first ones that reach the turn; None for all.
+        quick_s: Least time in which a quick task is answered, in seconds; time for slow samples that are not held.
     """
 
-    def __init__(self, count: int = 2, *, quick_s: float = 0.0) -> None:
-        self._count, self._quick_s = count, quick_s
+    def __init__(self, count: int = 2, *, most: int | None = None, quick_s: float = 0.0) -> None:
+        self._count, self._most, self._quick_s = count, most, quick_s
         self._at: dict[int, int] = {}
         self._held: set[str] = set()
-        self._all_held = asyncio.Event()
+        self._enough_held = asyncio.Event()
 
     def hold(self, turn: int, tokens: int) -> None:
         """From now on, hold slow samples after `tokens` tokens of turn `turn`."""
-        self._at, self._held, self._all_held = {turn: tokens}, set(), asyncio.Event()
+        self._at, self._held, self._enough_held = {turn: tokens}, set(), asyncio.Event()
 
     def __call__(self, asked: PolicyRequest) -> Change | None:
         if asked.name == "quick":
-            gate = self._all_held
+            gate = self._enough_held
             return lambda rest: rest.after(self._quick_s).once_set(gate)
-        if asked.turn not in self._at or (len(self._held) == self._count and asked.key not in self._held):
+        if asked.turn not in self._at or (len(self._held) == self._most and asked.key not in self._held):
             return None
         self._held.add(asked.key)
         if len(self._held) == self._count:
-            self._all_held.set()
+            self._enough_held.set()
         return hold_after(self._at[asked.turn])
 
 

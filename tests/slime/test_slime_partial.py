@@ -37,9 +37,10 @@ async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
     return scene.rollouts.samples, sum(map(trained_tokens, ranks))
 
 
-async def started(begin: Begin, holds: Holds, **more: Any) -> Scene:
+async def started(begin: Begin, holds: Holds, *, third: str = "quick", **more: Any) -> Scene:
+    """Begin with a slow task, a quick task, a `third` task, and further quick tasks."""
     given = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 2, **more}
-    return await begin(PLANS, ["slow", *["quick"] * 5], holds, **given)
+    return await begin(PLANS, ["slow", "quick", third, *["quick"] * 3], holds, **given)
 
 
 @pytest.mark.parametrize(("mask", "player"), [(False, {}), (True, {}), (False, PROGRAM), (True, PROGRAM)])
@@ -72,7 +73,7 @@ async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, 
 async def test_partial_rollout_starts_waiting_samples_next_time(begin: Begin) -> None:
     holds = Holds()
     holds.hold(1, 4)
-    scene = await started(begin, holds, sglang_server_concurrency=3)
+    scene = await started(begin, holds, third="slow", sglang_server_concurrency=3)
     scene.rollouts.args.over_sampling_batch_size = 3
     await one_rollout(scene, 0)
     never_began = max((one for group in scene.buffer for one in group), key=lambda one: one.index)
@@ -86,7 +87,7 @@ async def test_partial_rollout_starts_waiting_samples_next_time(begin: Begin) ->
 
 
 async def test_partial_rollout_keeps_finished_sample_of_aborted_group(begin: Begin) -> None:
-    holds = Holds(1, quick_s=0.3)
+    holds = Holds(1, most=1, quick_s=1.0)
     holds.hold(1, 4)
     scene = await started(begin, holds)
     await one_rollout(scene, 0)

@@ -91,9 +91,9 @@ class Holds:
     """Script that holds samples of slow tasks in the middle of a turn, and then answers quick tasks.
 
     Args:
-        count: Number of held samples from which on quick tasks are answered.
+        count: Quick tasks are answered once this many samples are held.
         most: Maximum number of samples to hold, the first ones that reach the turn; None for all.
-        quick_s: Least time in which a quick task is answered, in seconds; time for slow samples that are not held.
+        quick_s: Minimum delay of a quick task's answer, in seconds, in which slow samples that are not held can finish.
     """
 
     def __init__(self, count: int = 2, *, most: int | None = None, quick_s: float = 0.0) -> None:
